@@ -1,0 +1,41 @@
+# make demo | test | check | proto | loc | clean
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# CPU wheels of torch: plain "torch" would take gigabytes of CUDA. Set TORCH= to keep what the environment has.
+TORCH ?= torch==2.13.0
+
+.PHONY: demo test check proto loc clean env
+
+env: $(VENV)/.made
+
+$(VENV)/.made: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $(TORCH)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: env
+	$(BIN)/planaria demo
+
+test: env
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not e2e and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "e2e and not gpu"
+
+check: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: env
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. planaria/wire/control.proto
+
+# Lines of code, blank lines and comments not counted; generated code left out.
+loc:
+	@count() { find $$1 -name '*.py' ! -name '*_pb2*' -print0 | xargs -0 cat | grep -cvE '^\s*(#|$$)'; }; \
+	p=$$(count planaria); t=$$(count tests); \
+	echo "package $$p, tests $$t, ratio $$(echo "scale=2; $$t/$$p" | bc)"
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,1 @@
+"""The per-node supervisor: starts, watches and replaces the ranks, and links them to the lighthouse."""

@@ -1,0 +1,104 @@
+"""Small things about Linux processes that the standard library does not offer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, so that it can reap what it did not fork itself."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """The kernel sends ``signum`` to this process when its parent ends. Ends it now if the parent is not
+    ``parent`` any more: the parent may have died before this call."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os._exit(128 + signum)
+
+
+def thread_count(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def state_of(pid: int) -> str:
+    """One letter from /proc/PID/stat: R, S, D, T (stopped), t (traced), Z (zombie); "" if there is no process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The command name is in parentheses and may contain anything, parentheses and blanks included.
+    return text[text.rindex(")") + 2]
+
+
+def children_of_self() -> list[int]:
+    """Pids of all children of all threads of this process."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError):
+            found += [int(word) for word in Path(f"/proc/self/task/{task}/children").read_text().split()]
+    return found
+
+
+def kill_group(pgid: int, signum: int = signal.SIGKILL) -> None:
+    """Signal a whole process group; nothing happens if it is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signum)
+
+
+def reap_group(pgid: int) -> bool:
+    """Reap dead children that belong to the process group. True when none of our children is left in it."""
+    try:
+        while os.waitpid(-pgid, os.WNOHANG)[0] != 0:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
+def signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def describe(returncode: int) -> str:
+    """In words, how a process ended; ``returncode`` as in ``subprocess`` (negative: the signal)."""
+    if returncode < 0:
+        return f"killed by {signal_name(-returncode)}"
+    return f"exited with code {returncode}"
+
+
+def end_all_children(keep: Iterable[int] = ()) -> int:
+    """Kill and reap every child of this process, also those that become children while others die, but ``keep``.
+
+    For the end of a process that owns all its children. Returns how many were ended. It waits only for
+    processes that it has sent SIGKILL.
+    """
+    spared, ended = set(keep), 0
+    while rest := [pid for pid in children_of_self() if pid not in spared]:
+        for pid in rest:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in rest:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+                ended += 1
+    return ended

@@ -1,0 +1,1 @@
+"""The ``planaria`` command line."""

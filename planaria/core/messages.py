@@ -1,0 +1,273 @@
+"""The plain data that members, agents and the lighthouse tell each other.
+
+Every message is a frozen dataclass without behaviour beyond validation, so that the real services, the
+simulator and the tests pass the very same values. The protobuf forms live in ``planaria.wire``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Member:
+    """One life of one replica group: a restarted group is a new incarnation and so a new member."""
+
+    group: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"group {self.group} (incarnation {self.incarnation})"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class QuorumId:
+    """Quorums are totally ordered: first by the lighthouse's epoch (its fencing token), then by number."""
+
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.number}"
+
+
+NO_QUORUM = QuorumId(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """A numbered membership. A member's position in ``members`` is its rank in the communicator.
+
+    ``urgent`` quorums replace a membership that is broken: members drop what they are exchanging and switch at
+    once. The others are planned changes: members build the communicator on the side and switch together after a
+    commit at which all of them have said, in the control words, that it is built.
+    """
+
+    id: QuorumId
+    members: tuple[Member, ...]  # ascending by group
+    addresses: tuple[str, ...]  # host:port of each member's rendezvous store, in the same order
+    urgent: bool
+    lineage: str  # hash over (previous lineage, id, members): equal lineages mean equal histories
+    reason: str = ""
+    # True until some member is known to hold a settled state: the states that the scripts made then count as step 0.
+    founding: bool = False
+
+    def rank_of(self, member: Member) -> int | None:
+        return self.members.index(member) if member in self.members else None
+
+
+class Policy(Enum):
+    """What happens to the shards of a lost group."""
+
+    REDISTRIBUTE = "redistribute"  # the others compute them: same samples, same bits
+    SHRINK = "shrink"  # they are left out and the mean is taken over the shards present
+
+
+class Phase(Enum):
+    """Where a rank is, as its progress page shows it."""
+
+    STARTING = 0  # imports, model, data: before the rank is ready
+    PARKED = 1  # ready, waiting to be taken into a quorum
+    FORMING = 2  # waiting for a communicator or a roll call
+    HEALING = 3
+    COMPUTING = 4  # inside a shard: user code runs
+    EXCHANGING = 5
+    APPLYING = 6  # between the exchange and the next step: user code runs (optimizer, logging, evaluation)
+    FINISHED = 7
+
+
+# --- a member (or the agent for it) -> lighthouse -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The member is built and warm, and waits to be taken into a quorum. Sent again after a fence."""
+
+    member: Member
+    address: str  # host:port of its rendezvous store
+    fingerprint: tuple[tuple[str, str], ...]  # what bits depend on (DESIGN section 7), sorted by key
+    initial: str  # digest of the protected state as the user's script made it
+    shards: int
+    total_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The member now works under ``quorum`` with ``step`` steps committed."""
+
+    member: Member
+    quorum: QuorumId
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A communicator of ``quorum`` failed at the member. Not an accusation: the peer may be dead or only gone."""
+
+    member: Member
+    quorum: QuorumId
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The member committed the last step and owes nobody anything. Digests of finished members must agree."""
+
+    member: Member
+    step: int
+    digest: str = ""  # of the protected state
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The process table says so: certain, not a suspicion."""
+
+    member: Member
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """The agent sees no progress (stopped or hung). The process may still be there, and may come back."""
+
+    member: Member
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """One group's line in a heartbeat, read from its progress page. Display and liveness only: no decision of a
+    step depends on it."""
+
+    member: Member
+    phase: Phase
+    step: int
+    quorum: QuorumId
+    loss: float  # NaN if the script records none
+    step_seconds: float  # median of recent steps, 0 if unknown
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    pulses: tuple[Pulse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What ``planaria run`` was asked for."""
+
+    job: str
+    groups: int
+    min_groups: int = 1
+    policy: Policy = Policy.REDISTRIBUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of an agent's stream; then it sends again the newest Ready, Adopted, Finished and Died of its
+    groups, then Synced. A lighthouse that was restarted learns everything from this."""
+
+    agent: str
+    host: str
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The agent has told everything that it knew when the stream opened."""
+
+
+Report = Hello | Synced | Heartbeat | Ready | Adopted | Trouble | Finished | Died | Suspected
+
+
+# --- lighthouse -> agent (and through it, a member) -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A new quorum, for ``member`` whether it is in it or not (one that is not has been fenced or is leaving)."""
+
+    member: Member
+    quorum: Quorum
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The member cannot join: bad input. It says ``reason`` and exits with code 2."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The member will be left out of the next planned quorum; it must not be started again."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """An operator's wish (``planaria kill``): the agent sends ``signal`` to the group's processes."""
+
+    group: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """How many groups the job should have from now on (``planaria scale``)."""
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job cannot go on (every settled group was lost). ``reason`` is a sentence for people."""
+
+    reason: str
+
+
+Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop
+
+
+# --- between members, over the communicator -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a member says in the roll call, the first exchange on every new communicator."""
+
+    step: int  # steps committed; the step being worked on has this index
+    settled: bool  # False: fresh or fenced, its state does not count and must be healed
+    have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
+    weight: float = 1.0  # shards it can compute per unit of time, relative
+
+
+@dataclass(frozen=True, slots=True)
+class ControlWord:
+    """Rides in the last exchange of every step, gathered from every member."""
+
+    step: int
+    planned: QuorumId = NO_QUORUM  # planned quorum whose communicator this member has built
+    seconds_per_shard: float = 0.0
+    stop: bool = False  # this member was asked to end the job in order (Ctrl-C): all stop after this commit
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line for people and for the record: plain language, with where it happened."""
+
+    at: float  # seconds, the caller's clock
+    kind: str  # "join", "lost", "suspect", "quorum", "heal", "finish", "refuse", "drain", "scale", "epoch", …
+    text: str
+    group: int = -1
+    data: tuple[tuple[str, str], ...] = field(default=())

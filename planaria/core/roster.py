@@ -1,0 +1,135 @@
+"""What the lighthouse knows about the groups and the agents of one job."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+
+from planaria.core.messages import (
+    NO_QUORUM,
+    Event,
+    Member,
+    Order,
+    Phase,
+    Pulse,
+    Quorum,
+    QuorumId,
+    Ready,
+)
+
+
+class State(Enum):
+    """A member as the lighthouse sees it."""
+
+    STARTING = "starting"  # seen in a heartbeat, not ready yet
+    READY = "ready"  # parked: may be taken into a quorum
+    ACTIVE = "active"  # adopted a quorum: holds a settled state
+    SUSPECT = "suspect"  # its agent sees no progress; fenced until it is ready again
+    DEAD = "dead"  # certain: the process table said so, or an operator did
+    REFUSED = "refused"  # bad input
+    FINISHED = "finished"  # committed the last step
+
+
+# States whose member can never take part again, so that its silence needs no majority.
+CERTAINLY_GONE = frozenset({State.DEAD, State.REFUSED, State.FINISHED})
+
+
+@dataclass(slots=True)
+class Group:
+    """The newest incarnation of a group."""
+
+    member: Member
+    agent: str
+    state: State = State.STARTING
+    ready: Ready | None = None
+    adopted: QuorumId = NO_QUORUM
+    step: int = 0
+    draining: bool = False
+    evicted: bool = False  # an operator declared it dead although no process table did
+    digest: str = ""
+    pulse: Pulse | None = None
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Agent:
+    """One supervisor's stream."""
+
+    connected: bool = True
+    synced: bool = False
+    lost_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LineageRecord:
+    """One published quorum, as the store keeps it. ``step`` is the highest commit reported before it."""
+
+    job: str
+    epoch: int
+    number: int
+    members: tuple[Member, ...]
+    lineage: str
+    step: int
+
+    @property
+    def id(self) -> QuorumId:
+        return QuorumId(self.epoch, self.number)
+
+
+def lineage_after(previous: str, id: QuorumId, members: tuple[Member, ...]) -> str:
+    """Hash-chained lineage: equal only if the whole history of memberships is equal."""
+    text = f"{previous}|{id.epoch}.{id.number}|" + ",".join(f"{m.group}.{m.incarnation}" for m in members)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tell an agent (or, through it, one of its members)."""
+
+    agent: str
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Must be in the store before any later effect is done."""
+
+    record: LineageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """For people and for the event file."""
+
+    event: Event
+
+
+Effect = Send | Persist | Record
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    member: Member
+    state: str
+    step: int
+    quorum: QuorumId
+    phase: Phase
+    loss: float
+    step_seconds: float
+    pid: int
+    agent: str
+    connected: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    job: str
+    epoch: int
+    quorum: Quorum | None
+    planned: Quorum | None
+    desired: int
+    complete: bool
+    groups: tuple[GroupStatus, ...]
+    events: tuple[Event, ...] = field(default=())

@@ -1,0 +1,371 @@
+"""A member's side of a step, as a pure state machine.
+
+Two callers share it (under one lock that the shell owns). The control side tells it of quorums and communicators
+(``hear``, ``formed``, ``broken``) and carries out the effects that come back. The training side asks ``next`` what
+to do, does it, and says how it went (``rolled``, ``healed``, ``shard_done``, ``exchanged``, ``applied``).
+
+The rules (DESIGN section 4): who finished a step is right, everybody else takes its state; nobody counts before it
+has healed; an exchange covers every shard exactly once; a planned change is taken only if every member named the
+same one in the control words of the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planaria.core.assignment import contiguous, dedupe, fill, slots, weights_of
+from planaria.core.messages import (
+    NO_QUORUM,
+    Adopted,
+    ControlWord,
+    Finished,
+    Member,
+    Policy,
+    Quorum,
+    QuorumId,
+    Ready,
+    Standing,
+    Trouble,
+)
+from planaria.core.tree import Node, maximal_nodes
+
+# --- effects for the control side -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Start building the communicator of this quorum in the background."""
+
+    quorum: Quorum
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give up this quorum's communicator: waits on it end at once."""
+
+    quorum: QuorumId
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Report to the lighthouse (through the agent)."""
+
+    report: Adopted | Trouble | Ready | Finished
+
+
+Effect = Form | Drop | Tell
+
+# --- what the training side does next -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can be done before news. ``parked``: outside any quorum."""
+
+    parked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RollCall:
+    quorum: QuorumId
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """Transfer the state of ``step`` from the ranks ``sources`` to the ranks ``healers``."""
+
+    quorum: QuorumId
+    step: int
+    sources: tuple[int, ...]
+    healers: tuple[int, ...]
+    receive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Yield this shard's batches to the user. ``last``: the exchange may start during its backward."""
+
+    step: int
+    shard: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Reduce the gradients of ``step``. ``owned[r]``: the shards whose gradients rank r holds at the end."""
+
+    quorum: QuorumId
+    step: int
+    owned: tuple[frozenset[int], ...]
+
+    def nodes(self, shards: int) -> tuple[tuple[Node, ...], ...]:
+        return tuple(maximal_nodes(o, shards) for o in self.owned)
+
+    @property
+    def present(self) -> int:
+        """Shards in the sum: V, or fewer under the policy `shrink`. The divisor."""
+        return sum(len(o) for o in self.owned)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All steps are committed, here and at every other member."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The member's work ends before the last step, in order: drained, or the job was asked to stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No member holds the state any more."""
+
+    reason: str
+
+
+Action = Wait | RollCall | Heal | Compute | Exchange | Finish | Leave | Lost
+
+
+class Stepper:
+    """One incarnation of a group. ``total`` steps, ``shards`` = V; ``groups`` sizes the slots of policy shrink."""
+
+    def __init__(self, ready: Ready, policy: Policy, groups: int) -> None:
+        self.me: Member = ready.member
+        self.shards = ready.shards
+        self.total = ready.total_steps
+        self.policy = policy
+        self.groups = groups
+        self.step = 0  # commits applied; the step being worked on has this index
+        self.settled = False  # whether this member's state counts
+        self.have: set[int] = set()  # shards of `step` computed here
+        self.target: Quorum | None = None  # the quorum worked under, or to be taken up next
+        self.planned: Quorum | None = None
+        self.newest = NO_QUORUM  # nothing older is ever taken up: fences late and stale quorums
+        self.recomputed = 0  # shards computed here that another member had computed and lost
+        self._ready = ready
+        self._formed: set[QuorumId] = set()
+        self._broken = False
+        self._rolled: QuorumId | None = None
+        self._heal: Heal | None = None
+        self._owned: tuple[frozenset[int], ...] = ()
+        self._advertised = NO_QUORUM
+        self._switch: Quorum | None = None
+        self._applying = False
+        self._asked_to_stop = False  # this process
+        self._stopping = False  # all members, from the commit on at which one said so
+        self._mine: frozenset[int] = frozenset()  # shards of `step` given to this member so far
+        self._ending: Finish | Leave | Lost | None = None
+
+    # --- control side ----------------------------------------------------------------------------------------
+
+    def hear(self, quorum: Quorum) -> list[Effect]:
+        """A quorum was published to this member, whether it is in it or not."""
+        if quorum.id <= self.newest:
+            return []
+        self.newest = quorum.id
+        return self._hear_urgent(quorum) if quorum.urgent else self._hear_planned(quorum)
+
+    def _hear_urgent(self, quorum: Quorum) -> list[Effect]:
+        effects: list[Effect] = [Drop(q.id) for q in (self.target, self.planned, self._switch) if q is not None]
+        self._formed.clear()
+        self.planned = self._switch = None
+        self._rolled, self._heal, self._broken = None, None, False
+        if self.me in quorum.members:
+            self.target = quorum
+            return [*effects, Form(quorum)]
+        # Fenced: the others went on without this member, so its state no longer counts. It asks to join again.
+        self.target, self.settled = None, False
+        return [*effects, Tell(self._ready)]
+
+    def _hear_planned(self, quorum: Quorum) -> list[Effect]:
+        effects: list[Effect] = []
+        inside = self.me in quorum.members
+        waiting = self.target is None or (not self.settled and self._rolled is None and not self.target.urgent)
+        if waiting:  # a joiner: it waits in the new quorum's roll call for the members to come
+            if self.target is not None:
+                effects.append(Drop(self.target.id))
+                self._formed.discard(self.target.id)
+            self.target, self._broken = (quorum if inside else None), False
+            return [*effects, Form(quorum)] if inside else effects
+        if self.planned is not None and self.planned.id != self._advertised:
+            effects.append(Drop(self.planned.id))
+            self._formed.discard(self.planned.id)
+        self.planned = quorum
+        if not inside:
+            self._formed.add(quorum.id)  # a leaver has nothing to build
+            return effects
+        return [*effects, Form(quorum)]
+
+    def formed(self, id: QuorumId) -> list[Effect]:
+        """The communicator of ``id`` stands."""
+        if any(q is not None and q.id == id for q in (self.target, self.planned, self._switch)):
+            self._formed.add(id)
+            return []
+        return [Drop(id)]
+
+    def broken(self, id: QuorumId, text: str) -> list[Effect]:
+        """The communicator of ``id`` could not be built, or failed in use."""
+        if self.target is not None and self.target.id == id and not self._broken:
+            self._broken = True
+            return [Tell(Trouble(self.me, id, self.step, text))]
+        if self.planned is not None and self.planned.id == id and id not in self._formed:
+            return [Tell(Trouble(self.me, id, self.step, text))]
+        return []
+
+    def stop(self) -> None:
+        """The process was asked to end the job in order: said in the next control word, taken by all members."""
+        self._asked_to_stop = True
+
+    # --- training side ---------------------------------------------------------------------------------------
+
+    def next(self) -> Action:
+        """What to do now. Asked again after every answer and after news that ended a wait."""
+        if self._ending is not None:
+            return self._ending
+        target = self.target
+        if target is None:
+            return Leave("the job was asked to stop") if self._asked_to_stop else Wait(parked=True)
+        if self._broken or target.id not in self._formed:
+            return Wait(parked=not self.settled)
+        if self._rolled != target.id:
+            have = frozenset(self.have) if self.settled else frozenset()
+            return RollCall(target.id, Standing(self.step, self.settled, have))
+        if self._heal is not None:
+            return self._heal
+        rank = target.members.index(self.me)
+        todo = sorted(self._owned[rank] - self.have)
+        if todo:
+            return Compute(self.step, todo[0], last=len(todo) == 1)
+        return Exchange(target.id, self.step, self._owned)
+
+    def interrupted(self, id: QuorumId) -> bool:
+        """Whether a wait on ``id`` is over: another quorum is to be taken up, or its communicator is known broken."""
+        return self.target is None or self.target.id != id or self._broken
+
+    def rolled(self, id: QuorumId, standings: Sequence[Standing]) -> list[Effect]:
+        """The roll call on ``id`` is complete; ``standings`` by rank. Every member comes to the same conclusions."""
+        target = self.target
+        if target is None or target.id != id or self._broken:
+            return []
+        rank = target.members.index(self.me)
+        settled = [r for r, s in enumerate(standings) if s.settled]
+        if not settled and not target.founding:
+            self._ending = Lost("every member that held the state is lost")
+            return []
+        if not settled:  # the job starts: all states are equal (the lighthouse compared them)
+            settled = list(range(len(standings)))
+            self.settled = True
+        top = max(standings[r].step for r in settled)
+        sources = tuple(r for r in settled if standings[r].step == top)
+        healers = tuple(r for r in range(len(standings)) if r not in sources)
+        self._rolled = id
+        if top >= self.total and not healers:
+            self._ending = Finish(top)
+            return [Tell(Adopted(self.me, id, top))]
+        if healers:
+            self._heal = Heal(id, top, sources, healers, receive=rank in healers)
+        haves = [standings[r].have if r in sources else frozenset() for r in range(len(standings))]
+        self._owned = self._share(target, haves, [s.weight for s in standings]) if top < self.total else ()
+        if rank in healers:
+            self.have.clear()
+            self._mine = frozenset()
+            self.settled = False
+            return []
+        if self._owned:
+            if self._mine:  # in the middle of a step: what is new here was another member's, and lost with it
+                self.recomputed += len(self._owned[rank] - self._mine)
+            self._mine = self._owned[rank]
+        return [Tell(Adopted(self.me, id, self.step))]
+
+    def _share(
+        self, quorum: Quorum, haves: Sequence[frozenset[int]], weights: Sequence[float]
+    ) -> tuple[frozenset[int], ...]:
+        """All shards each rank will hold at the exchange: what it has, and what it computes."""
+        if self.policy is Policy.SHRINK:
+            table = slots(self.shards, self.groups)
+            return tuple(table.get(m.group, frozenset()) for m in quorum.members)
+        if not any(haves):
+            return contiguous(self.shards, weights)
+        kept = dedupe(haves)
+        more = fill(self.shards, kept, weights)
+        return tuple(k | m for k, m in zip(kept, more, strict=True))
+
+    def healed(self, id: QuorumId) -> list[Effect]:
+        """The state of the healing ordered by ``rolled`` is in place (receiver), or was handed over (source)."""
+        heal = self._heal
+        if heal is None or heal.quorum != id or self._rolled != id:
+            return []
+        self._heal = None
+        if heal.step >= self.total:
+            self._rolled = None  # farewell: ask again until everybody is there
+        if not heal.receive:
+            return []
+        self.step, self.settled = heal.step, True
+        self.have.clear()
+        return [Tell(Adopted(self.me, id, self.step))]
+
+    def shard_done(self, shard: int) -> None:
+        """The gradients of ``shard`` of the current step are held, whatever happened to the quorum meanwhile."""
+        self.have.add(shard)
+
+    def work(self) -> Exchange:
+        """The exchange that the current step will end with, as things stand: known before its last shard starts."""
+        if self.target is None:
+            return Exchange(NO_QUORUM, self.step, ())
+        return Exchange(self.target.id, self.step, self._owned)
+
+    def word(self, seconds_per_shard: float) -> ControlWord:
+        """The control word for the exchange that is about to end. What it names is kept until the outcome is known."""
+        planned = self.planned.id if self.planned is not None and self.planned.id in self._formed else NO_QUORUM
+        self._advertised = planned
+        return ControlWord(self.step, planned, seconds_per_shard, self._asked_to_stop)
+
+    def exchanged(self, id: QuorumId, words: Sequence[ControlWord]) -> None:
+        """The exchange of the current step under ``id`` is complete: the step is committed once the user's code has
+        applied it. Holds even if a newer quorum was heard at the same moment: who finished is right."""
+        self._applying = True
+        self._stopping = any(w.stop for w in words)
+        named = {w.planned for w in words}
+        self._switch = None
+        if self.target is not None and self.target.id == id and len(named) == 1:
+            if self.planned is not None and named == {self.planned.id} and self.planned.id == self._advertised:
+                self._switch = self.planned
+        if self.target is not None and self.target.id == id and self._switch is None:
+            weights = weights_of([w.seconds_per_shard for w in words])
+            self._owned = self._share(self.target, [frozenset()] * len(words), weights)
+
+    def applied(self) -> list[Effect]:
+        """The user's code has applied the step: it is committed here."""
+        self._applying = False
+        self.step += 1
+        self.have.clear()
+        self._mine = frozenset()
+        effects: list[Effect] = []
+        self._advertised = NO_QUORUM
+        if self._stopping:
+            self._ending = Leave("the job was asked to stop")
+            return effects
+        if self._switch is not None and self.target is not None:
+            effects.append(Drop(self.target.id))
+            if self.planned is not None and self.planned.id == self._switch.id:
+                self.planned = None
+            self.target, self._switch, self._rolled = self._switch, None, None
+            if self.me not in self.target.members:
+                self._ending = Leave(f"group {self.me.group} was drained")
+        elif self.step >= self.total:
+            self._rolled = None  # farewell: see that everybody is there before leaving
+        return effects
+
+    def finished(self, digest: str) -> list[Effect]:
+        return [Tell(Finished(self.me, self.step, digest))]
+
+    def refit(self, ready: Ready) -> None:
+        """What is told when asking to join again (a new address, a new digest)."""
+        self._ready = replace(ready, member=self.me)

@@ -1,0 +1,1 @@
+"""Where groups run. Every engine has the same four verbs: create, delete, list, watch."""

@@ -1,0 +1,71 @@
+"""What is started for a member: the command, its environment and its directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planaria.core.messages import Member, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One job's ranks on this node. ``target`` is a script's path or, if ``module``, a module's name."""
+
+    job: str
+    groups: int
+    target: str
+    args: tuple[str, ...]
+    directory: Path  # of the run; absolute
+    socket: Path  # the agent's, for its ranks
+    module: bool = False
+    cwd: str = field(default_factory=os.getcwd)
+    shards: int | None = None
+    policy: Policy = Policy.REDISTRIBUTE
+    reduction: str = "tree"
+    host: str = "127.0.0.1"  # where ranks bind the stores that their peers connect to
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def directory_of(self, member: Member) -> Path:
+        return self.directory / f"rg{member.group}" / f"i{member.incarnation}"
+
+    def common_env(self) -> dict[str, str]:
+        """What is alike in all ranks. The fork server gets it too: libraries read some of it when they load."""
+        env = dict(self.environ)
+        env.setdefault("OMP_NUM_THREADS", "1")
+        # OpenBLAS starts its threads when numpy is imported, and a process with threads cannot be forked safely.
+        env.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if paths := env.get("PYTHONPATH"):
+            # Relative entries are meant from here, not from where the fork server runs.
+            env["PYTHONPATH"] = os.pathsep.join(os.path.join(self.cwd, part) for part in paths.split(os.pathsep))
+        return env
+
+    def env_of(self, member: Member, port: int) -> dict[str, str]:
+        """The whole environment of the one rank of ``member``: torchrun's names, torchft's, and ours.
+
+        MASTER_ADDR and MASTER_PORT (``port``) are for the script's own in-group rendezvous; Planaria uses neither.
+        """
+        env = self.common_env()
+        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+        env |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": self.job,
+            "TORCHELASTIC_RESTART_COUNT": str(member.incarnation),
+            "REPLICA_GROUP_ID": str(member.group),
+            "NUM_REPLICA_GROUPS": str(self.groups),
+            "PLANARIA_SOCKET": str(self.socket),
+            "PLANARIA_JOB": self.job,
+            "PLANARIA_GROUP": str(member.group),
+            "PLANARIA_INCARNATION": str(member.incarnation),
+            "PLANARIA_GROUPS": str(self.groups),
+            "PLANARIA_POLICY": self.policy.value,
+            "PLANARIA_REDUCTION": self.reduction,
+            "PLANARIA_DIR": str(self.directory_of(member)),
+            "PLANARIA_HOST": self.host,
+        }
+        if self.shards is not None:
+            env["PLANARIA_SHARDS"] = str(self.shards)
+        return env

@@ -1,0 +1,34 @@
+"""The one exception hierarchy. A message says what happened, where (job, group, rank, step) and what to do."""
+
+from __future__ import annotations
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+
+class PlanariaError(Exception):
+    """Base of everything that Planaria raises on purpose. ``exit_code`` is what a command line exits with."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(PlanariaError):
+    """Bad input: an option, a script, a model or a dataset that cannot work. Never retried."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class NonFiniteError(UsageError):
+    """A gradient or a recorded loss is NaN or infinite; names the step and the shard."""
+
+
+class ProtocolError(PlanariaError):
+    """A peer said something that it must not say. Always a bug or a version mismatch, never user input."""
+
+
+class JobLostError(PlanariaError):
+    """Nobody is left who holds the state of the job."""
+
+
+class CommunicatorError(PlanariaError):
+    """A communicator broke. Internal: user code never sees it."""

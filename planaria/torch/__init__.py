@@ -1,0 +1,31 @@
+"""The PyTorch front.
+
+    import planaria.torch as pt
+
+    job = pt.init()
+    job.protect(model=model, optimizer=optimizer)
+    data = pt.ShardedDataset(train_set, batch_size=8)
+    for step in job.steps(10_000):
+        for batch in step.batches(data):
+            loss_fn(model(batch)).backward()
+        optimizer.step()
+"""
+
+from planaria.core.messages import Policy
+from planaria.errors import JobLostError, NonFiniteError, PlanariaError, UsageError
+from planaria.torch.data import ShardedDataset, ShardedStream
+from planaria.torch.job import Job, init
+from planaria.torch.step import Step
+
+__all__ = [
+    "Job",
+    "JobLostError",
+    "NonFiniteError",
+    "PlanariaError",
+    "Policy",
+    "ShardedDataset",
+    "ShardedStream",
+    "Step",
+    "UsageError",
+    "init",
+]

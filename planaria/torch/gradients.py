@@ -1,0 +1,465 @@
+"""Gradients of shards as flat fp32 sums of subtrees, collected while backward runs.
+
+Every trainable parameter has a place in one of a few flat *buckets*. The hook that autograd calls when a parameter's
+gradient is complete puts it there; the last parameter of a bucket completes the bucket, which is merged at once with
+the sums of finished sibling shards (``core.tree``), so that a group holds only its maximal subtrees. The bits of a
+sum depend on the tree alone, not on who computes which shards nor in what order.
+
+Sums are fp32 whatever the parameters' dtype (float64 gradients are rounded). With one shard per group this costs one
+copy per gradient: results are assigned as views, where DDP copies back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from planaria.core.tree import Merge, Node, maximal_nodes, merge_plan
+from planaria.errors import ProtocolError, UsageError
+from planaria.exchange.layout import Layout
+from planaria.torch.parts import is_dense
+from planaria.torch.records import pack_presence
+
+OnBucket = Callable[[int, list[Tensor]], None]
+
+# Gradients from this many elements on are put in place by their own hook, while they are warm in the cache; smaller
+# ones by one call per bucket, because a call costs more (1.5 us) than moving 16 KB from memory (about 1 us).
+EAGER_NUMEL = 4096
+
+
+def trainable(named_parameters: Sequence[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
+    """The parameters that need gradients, tied ones once, in the given order: the order of the layout.
+
+    Raises UsageError if there are none, if they are complex, or if they are on several devices.
+    """
+    seen: set[int] = set()
+    chosen: list[tuple[str, Parameter]] = []
+    for name, parameter in named_parameters:
+        if parameter.requires_grad and id(parameter) not in seen:
+            seen.add(id(parameter))
+            chosen.append((name, parameter))
+    if not chosen:
+        raise UsageError(
+            f"none of the model's {len(named_parameters)} parameters needs gradients; there is nothing to train. "
+            "Protect the model after requires_grad is set on its parameters"
+        )
+    first, at = chosen[0][0], chosen[0][1].device
+    for name, parameter in chosen:
+        if parameter.is_complex():
+            raise UsageError(f"parameter {name} is complex; keep real and imaginary parts in real parameters")
+        if parameter.device != at:
+            raise UsageError(
+                f"parameter {name} is on {parameter.device} but {first} is on {at}; a rank trains on one device"
+            )
+    return chosen
+
+
+def local_numel(parameter: Tensor) -> int:
+    """Elements that this rank holds of a parameter: of a DTensor its local part."""
+    return local(parameter).numel()
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Slab:
+    """One flat buffer of a bucket. ``lent``: handed to an exchange, so never written again until the step is over.
+    ``frozen``: the exchange was interrupted, somebody may read it for ever: never used again."""
+
+    __slots__ = ("flat", "frozen", "lent", "small", "views")
+
+    def __init__(self, flat: Tensor, views: list[Tensor], small: list[int]) -> None:
+        self.flat = flat
+        self.views = views  # in the shapes of the bucket's parameters
+        self.small = [views[position] for position in small]
+        self.lent = False
+        self.frozen = False
+
+
+class Bucket:
+    """The fixed facts of one bucket: which parameters lie in it and where."""
+
+    def __init__(self, index: int, numel: int, members: list[int], offsets: list[int], store: GradientStore) -> None:
+        self.index = index
+        self.numel = numel
+        self.members = members  # indices of parameters
+        self.offsets = offsets
+        self.parameters = [store.parameters[i] for i in members]
+        self.small = [k for k, p in enumerate(self.parameters) if local_numel(p) < EAGER_NUMEL]
+        self.small_parameters = [self.parameters[k] for k in self.small]
+        self.sharded = any(isinstance(p, DTensor) for p in self.small_parameters)
+        self.free: list[Slab] = []
+        self.retired: list[Slab] = []  # lent, and merged into another since
+        self.sums: dict[Node, Slab] = {}
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        return [_shaped(flat, at, p) for at, p in zip(self.offsets, self.parameters, strict=True)]
+
+    def take(self) -> Slab:
+        """A slab nobody uses. Its contents are arbitrary."""
+        if self.free:
+            return self.free.pop()
+        flat = torch.empty(self.numel, dtype=torch.float32, device=local(self.parameters[0]).device)
+        return Slab(flat, self.views(flat), self.small)
+
+    def reset(self, recycle: bool) -> None:
+        for slab in (*self.sums.values(), *self.retired):
+            if not slab.frozen and (recycle or not slab.lent):
+                slab.lent = False
+                self.free.append(slab)
+        self.sums.clear()
+        self.retired.clear()
+
+    def merge(self, slab: Slab, leaf: Node, merges: Sequence[Merge]) -> None:
+        """Add finished siblings to the sum ``slab`` of ``leaf``, upwards, and keep the result."""
+        node = leaf
+        for merge in merges:
+            sibling = self.sums.pop(merge.right if node == merge.left else merge.left)
+            slab.flat.add_(sibling.flat)  # which operand is left changes no bits
+            (self.retired if sibling.lent else self.free).append(sibling)
+            node = merge.parent
+        self.sums[node] = slab
+
+
+class GradientStore:
+    """The gradients of the shards that this rank has computed for the current step.
+
+    ``named_parameters`` as the model gives them; ``layout`` is made from ``local_numel`` of ``trainable(...)``.
+    ``overlap=False`` collects in ``end_shard`` instead of in hooks, for scripts with several ``backward()`` per batch.
+
+    All methods are for the training thread; hooks run in the thread that autograd uses for the device while that
+    thread waits.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, Parameter]],
+        shards: int,
+        layout: Layout,
+        overlap: bool = True,
+    ) -> None:
+        chosen = trainable(named_parameters)
+        self.names = [name for name, _ in chosen]
+        self.parameters = [parameter for _, parameter in chosen]
+        self.shards = shards
+        self._overlap = overlap
+        self._buckets = _buckets(self, layout)
+        self._held: tuple[Node, ...] = ()
+        self._have: frozenset[int] = frozenset()
+        self._all_present = pack_presence(b"\x01" * len(chosen))
+        # The shard in hand.
+        self._shard: int | None = None
+        self._leaf = Node(0, 1)
+        self._merges: tuple[Merge, ...] = ()
+        self._next_nodes: tuple[Node, ...] = ()
+        self._on_bucket: OnBucket | None = None
+        self._emitted = 0  # buckets given to on_bucket
+        self._micro_left = 0
+        # Hooks share these objects: they are changed in place, never replaced.
+        self._open = [False]  # do hooks collect now?
+        self._fired = bytearray(len(chosen))
+        self._waiting = [0] * len(self._buckets)  # parameters of a bucket that have not fired
+        self._adding = [False] * len(self._buckets)  # gradients are added to the sibling's sum, not copied
+        self._slabs: list[Slab | None] = [None] * len(self._buckets)  # None: the bucket is complete
+        self._targets: list[list[Tensor]] = [[] for _ in self._buckets]
+        # What assign() made last.
+        self._results: list[Tensor] = []
+        self._grads: list[Tensor] = []
+        self._casts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._cast_buffers: dict[int, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+        if overlap:
+            for bucket in self._buckets:
+                self._handles += [
+                    parameter.register_post_accumulate_grad_hook(self._hook(bucket, position))
+                    for position, parameter in enumerate(bucket.parameters)
+                ]
+
+    # --- a step and its shards ------------------------------------------------------------------------------
+
+    def begin_step(self, recycle: bool = False) -> None:
+        """Forget all sums. ``recycle=True`` says that no exchange reads handed-out buffers any more (the last one
+        was completed by all peers): they are used again. Frozen ones never are."""
+        for bucket in self._buckets:
+            slab = self._slabs[bucket.index]
+            if slab is not None:  # a shard that was given up half-way
+                bucket.free.append(slab)
+                self._slabs[bucket.index] = None
+            bucket.reset(recycle)
+        self._held, self._have, self._shard = (), frozenset(), None
+        self._open[0] = False
+
+    def begin_shard(self, shard: int, on_bucket: OnBucket | None = None, micro_batches: int = 1) -> None:
+        """Set every gradient to None and collect those of ``shard`` from now on.
+
+        ``on_bucket(bucket, parts)`` is given for the last shard of an exchange: it is called once per bucket, in
+        ascending order of buckets (all groups must exchange in one order), during backward or end_shard, with what
+        ``parts(bucket)`` is after this shard. What it raises comes out of the user's ``backward()``.
+        """
+        if self._shard is not None:
+            raise ProtocolError(f"shard {shard} was begun before shard {self._shard} ended")
+        merges = merge_plan(self._held, shard, self.shards)  # refuses a shard that is held
+        self._next_nodes = maximal_nodes(self._have | {shard}, self.shards)
+        self._shard, self._leaf = shard, Node(shard, shard + 1)
+        self._merges, self._on_bucket = merges, on_bucket
+        self._emitted = 0
+        for bucket in self._buckets:
+            self._aim(bucket, merges)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._fired[:] = bytes(len(self._fired))
+        self._micro_left = micro_batches - 1
+        self._open[0] = self._overlap and micro_batches == 1
+
+    def micro_batch_done(self) -> None:
+        """A micro-batch's backward is over. Hooks collect in the last one's only; until then ``.grad`` adds up."""
+        self._micro_left -= 1
+        self._open[0] = self._overlap and self._micro_left == 0
+
+    def end_shard(self) -> bytes:
+        """Complete the shard: parameters without a gradient count as zeros. The shard is held from now on.
+
+        Returns the bitmap of the parameters that had a gradient (see ``records.pack_presence``).
+        """
+        if self._shard is None:
+            raise ProtocolError("a shard was ended that was not begun")
+        self._open[0] = False
+        for bucket in self._buckets:
+            if self._slabs[bucket.index] is not None:
+                self._collect_rest(bucket)
+        self._have |= {self._shard}
+        self._held, self._shard, self._on_bucket = self._next_nodes, None, None
+        return pack_presence(self._fired) if 0 in self._fired else self._all_present
+
+    # --- what is held ---------------------------------------------------------------------------------------
+
+    @property
+    def have(self) -> frozenset[int]:
+        """Shards whose gradients are held, complete ones only."""
+        return self._have
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The subtrees whose sums are held, ascending."""
+        return self._held
+
+    def parts(self, bucket: int) -> list[Tensor]:
+        """This rank's subtree sums of a bucket, in the order of ``nodes``: flat, fp32. Handing them out lends them:
+        they are not written again until a ``begin_step(recycle=True)``. Not while a shard is in hand."""
+        return self._lend(self._buckets[bucket], self._held)
+
+    def freeze(self) -> None:
+        """An exchange was interrupted: what was handed out may be read by an old communicator at any later time.
+        Such buffers are never written again, not in this step nor in any other."""
+        for bucket in self._buckets:
+            bucket.retired.clear()  # all lent, and of no more use
+            for slab in bucket.sums.values():
+                slab.frozen = slab.lent
+
+    # --- results --------------------------------------------------------------------------------------------
+
+    def assign(self, results: Sequence[Tensor], present: Sequence[bool]) -> None:
+        """Set every parameter's ``.grad`` from the result buckets (flat, fp32, one per bucket, as the layout says).
+
+        fp32 gradients are views of ``results``; others are cast into buffers that live as long as the store.
+        ``present[i]`` False (no shard had a gradient for parameter ``i``): None, as plain PyTorch would have it.
+        """
+        same = len(self._results) == len(results) and all(map(_is, self._results, results))
+        if not same:
+            self._prepare(list(results))
+        if self._casts[0]:
+            torch._foreach_copy_(*self._casts)
+        for parameter, grad, there in zip(self.parameters, self._grads, present, strict=True):
+            parameter.grad = grad if there else None
+
+    def release(self) -> None:
+        """Remove the hooks. The store cannot be used any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _hook(self, bucket: Bucket, position: int) -> Callable[[Tensor], None]:
+        index, number = bucket.members[position], bucket.index
+        eager = position not in set(bucket.small)
+        opened, fired, waiting = self._open, self._fired, self._waiting
+        adding, targets = self._adding, self._targets
+
+        def hook(parameter: Tensor) -> None:  # runs for every parameter in every backward: keep it short
+            if not opened[0]:
+                return
+            if fired[index]:
+                raise self._twice(index)
+            fired[index] = 1
+            if eager:
+                self._put(index, targets[number][position], parameter.grad, adding[number])
+            waiting[number] -= 1
+            if not waiting[number]:
+                self._complete(bucket)
+
+        return hook
+
+    def _aim(self, bucket: Bucket, merges: Sequence[Merge]) -> None:
+        """Choose where the shard's gradients of the bucket go: onto the sibling leaf's sum if that is there and may
+        be written (one pass over memory less), else into a slab of their own."""
+        sibling = None
+        if merges:
+            first = merges[0]
+            key = first.right if first.left == self._leaf else first.left
+            if not bucket.sums[key].lent:
+                sibling = bucket.sums.pop(key)
+        number = bucket.index
+        slab = bucket.take() if sibling is None else sibling
+        self._slabs[number], self._targets[number] = slab, slab.views
+        self._adding[number] = sibling is not None
+        self._waiting[number] = len(bucket.members)
+
+    def _put(self, index: int, target: Tensor, grad: Tensor | None, adding: bool) -> None:
+        """Copy or add a gradient; None counts as zeros (added, not skipped: -0.0 + 0.0 is 0.0)."""
+        if grad is None:
+            if adding:
+                target.add_(0.0)
+            else:
+                target.zero_()
+            return
+        value = self._plain(index, grad)
+        if adding:
+            target.add_(value)
+        else:
+            target.copy_(value)
+
+    def _plain(self, index: int, grad: Tensor) -> Tensor:
+        """The gradient as a dense local tensor without a history. Raises UsageError if it is sparse."""
+        if grad.requires_grad:  # create_graph=True
+            grad = grad.detach()
+        if isinstance(grad, DTensor):
+            wanted = self.parameters[index].placements  # type: ignore[attr-defined]
+            grad = (grad if grad.placements == wanted else grad.redistribute(placements=wanted)).to_local()
+        if grad.layout != torch.strided:
+            raise UsageError(
+                f"parameter {self.names[index]} has a sparse gradient, whose sums need not be bit-exact; build its "
+                "module without sparse=True"
+            )
+        return grad
+
+    def _complete(self, bucket: Bucket) -> None:
+        """All gradients of the bucket are there: put the small ones in place, merge, hand out."""
+        number = bucket.index
+        slab = self._slabs[number]
+        assert slab is not None and self._shard is not None
+        if bucket.small:
+            grads = [
+                self._plain(bucket.members[position], parameter.grad)  # type: ignore[arg-type]
+                for position, parameter in zip(bucket.small, bucket.small_parameters, strict=True)
+            ]
+            if self._adding[number]:
+                torch._foreach_add_(slab.small, grads)
+            else:
+                torch._foreach_copy_(slab.small, grads)
+        self._store(bucket, slab)
+
+    def _store(self, bucket: Bucket, slab: Slab) -> None:
+        leaf, merges = self._leaf, self._merges
+        if self._adding[bucket.index]:  # the first merge was done by adding
+            leaf, merges = merges[0].parent, merges[1:]
+        bucket.merge(slab, leaf, merges)
+        self._slabs[bucket.index] = None
+        if self._on_bucket is not None:
+            while self._emitted < len(self._buckets) and self._slabs[self._emitted] is None:
+                ready = self._emitted
+                self._emitted += 1
+                self._on_bucket(ready, self._lend(self._buckets[ready], self._next_nodes))
+
+    def _collect_rest(self, bucket: Bucket) -> None:
+        """What hooks did not do: everything without overlap; else small gradients of an incomplete bucket, those
+        that came in an earlier micro-batch only or were set by hand, and zeros."""
+        slab = self._slabs[bucket.index]
+        assert slab is not None
+        small = set(bucket.small)
+        for position, index in enumerate(bucket.members):
+            if self._fired[index] and position not in small:
+                continue  # its hook put it in place
+            grad = self.parameters[index].grad
+            self._put(index, slab.views[position], grad, self._adding[bucket.index])
+            self._fired[index] = grad is not None
+        self._store(bucket, slab)
+
+    def _lend(self, bucket: Bucket, nodes: Sequence[Node]) -> list[Tensor]:
+        slabs = [bucket.sums[node] for node in nodes]
+        for slab in slabs:
+            slab.lent = True
+        return [slab.flat for slab in slabs]
+
+    def _prepare(self, results: list[Tensor]) -> None:
+        """Views of new result buffers; as a rule once per communicator."""
+        grads: list[Tensor | None] = [None] * len(self.parameters)
+        casts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for bucket, flat in zip(self._buckets, results, strict=True):
+            for index, view in zip(bucket.members, bucket.views(flat), strict=True):
+                parameter = self.parameters[index]
+                made = view
+                if parameter.dtype != torch.float32:
+                    if index not in self._cast_buffers:
+                        self._cast_buffers[index] = torch.empty_like(view, dtype=parameter.dtype)
+                    made = self._cast_buffers[index]
+                    casts[0].append(made)
+                    casts[1].append(view)
+                grads[index] = _wrapped(made, parameter)
+        self._grads = [grad for grad in grads if grad is not None]
+        self._casts = casts
+        self._results = results
+
+    def _twice(self, index: int) -> UsageError:
+        return UsageError(
+            f"the gradient of parameter {self.names[index]} was completed twice in shard {self._shard}: backward() "
+            "ran more than once for one batch (or a module is checkpointed with use_reentrant=True). Call backward() "
+            "once on the sum of the losses, or use job.protect(..., overlap=False)"
+        )
+
+
+def _buckets(store: GradientStore, layout: Layout) -> list[Bucket]:
+    if len(layout.slots) != len(store.parameters):
+        raise ProtocolError(f"a layout of {len(layout.slots)} parameters was given for {len(store.parameters)}")
+    members: list[list[int]] = [[] for _ in layout.buckets]
+    for index, (bucket, _, numel) in enumerate(layout.slots):
+        if numel != local_numel(store.parameters[index]):
+            raise ProtocolError(f"the layout has {numel} elements for parameter {store.names[index]}")
+        members[bucket].append(index)
+    return [
+        Bucket(number, layout.buckets[number], inside, [layout.slots[index][1] for index in inside], store)
+        for number, inside in enumerate(members)
+    ]
+
+
+def _shaped(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
+    """The parameter's place in a flat buffer, with the parameter's own memory order where it is dense, so that
+    copies and optimizers walk through both alike."""
+    own = local(parameter)
+    part = flat[offset : offset + own.numel()]
+    if is_dense(own.shape, own.stride()):
+        return part.as_strided(own.shape, own.stride())
+    return part.view(own.shape)
+
+
+def _wrapped(grad: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return grad
+    return DTensor.from_local(
+        grad,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _is(first: object, second: object) -> bool:
+    return first is second

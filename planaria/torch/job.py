@@ -1,0 +1,151 @@
+"""``init`` and ``Job``: what a training script calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from planaria.core.messages import Policy, Ready
+from planaria.errors import UsageError
+from planaria.torch import random as seeding
+from planaria.torch.fingerprint import fingerprint
+from planaria.torch.session import Session
+from planaria.torch.settings import Settings, read_settings
+from planaria.torch.state import ProtectedState
+from planaria.torch.step import Step
+from planaria.torch.worker import Worker
+from planaria.wire.page import ProgressPage
+
+
+class Job:
+    """This process's part in the job. Made by ``init``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.device = torch.device("cpu")
+        self._protected: dict[str, Any] = {}
+        self._overlap = True
+        self._allow_unused = False
+        self._started = False
+        self._page = None
+        if settings.directory is not None:
+            settings.directory.mkdir(parents=True, exist_ok=True)
+            self._page = ProgressPage.create(settings.directory / "progress")
+
+    @property
+    def shards(self) -> int:
+        return self.settings.shards
+
+    @property
+    def group(self) -> int:
+        return self.settings.member.group
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def alone(self) -> bool:
+        """Whether the script runs without ``planaria run``: a job of one group, with the same bits."""
+        return self.settings.socket is None
+
+    def protect(self, *, overlap: bool = True, allow_unused: bool = False, **objects: Any) -> None:
+        """Name what makes up the state of the training: what peers give to a group that heals.
+
+        Args:
+            objects: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``, and dictionaries of
+                plain data. The parameters of the modules that need gradients are those that are exchanged.
+            overlap: exchange gradients while the last shard's backward goes on. Needs one ``backward`` for each
+                batch; without it, several are fine.
+            allow_unused: a parameter without a gradient in some shards counts as zero there, instead of an error.
+        """
+        if self._started:
+            raise UsageError("job.protect must be called before job.steps")
+        self._protected |= objects
+        self._overlap, self._allow_unused = overlap, allow_unused
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """The steps 0 to ``total`` - 1, each committed exactly once by the job. Waits until the job has a quorum; a
+        group that joins late, or comes back, starts at the step where the others are, with their state."""
+        worker = self._start(total)
+        ended = False
+        try:
+            while worker.begin_step():
+                step = Step(worker)
+                yield step
+                if not step.exchanged:
+                    raise UsageError(
+                        f"{self.settings.where}, step {worker.step}: the loop's body must go through all of "
+                        "step.batches(data) before it ends"
+                    )
+                worker.commit()
+            ended = True
+            worker.finish()
+        finally:
+            if not ended:
+                worker.session.close()
+
+    def _start(self, total: int) -> Worker:
+        if self._started:
+            raise UsageError("job.steps can be called once; put all steps into one loop")
+        if total < 1:
+            raise UsageError(f"job.steps needs at least one step, not {total}")
+        named, buffers = self._parameters()
+        self._started = True
+        state = ProtectedState(**self._protected)
+        session = Session(self.settings, self._page)
+        worker = Worker(session, state, named, buffers, self._overlap, self._allow_unused)
+        facts = fingerprint(state, self.settings)
+
+        def ready(address: str) -> Ready:
+            return Ready(self.settings.member, address, facts, state.digest(), self.shards, total)
+
+        session.start(ready)
+        return worker
+
+    def _parameters(self) -> tuple[list[tuple[str, torch.nn.Parameter]], list[tuple[str, torch.Tensor]]]:
+        modules = {k: v for k, v in self._protected.items() if isinstance(v, torch.nn.Module)}
+        if not modules:
+            raise UsageError("job.protect(model=...) must name the model before job.steps")
+        named: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        buffers: dict[int, tuple[str, torch.Tensor]] = {}
+        for key, module in modules.items():
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    named.setdefault(id(parameter), (f"{key}.{name}", parameter))
+            for name, buffer in module.named_buffers():
+                buffers.setdefault(id(buffer), (f"{key}.{name}", buffer))
+        if not named:
+            raise UsageError(f"the protected {', '.join(modules)} has no parameters that need gradients: nothing to train")
+        return list(named.values()), list(buffers.values())
+
+
+def init(
+    *,
+    shards: int | None = None,
+    seed: int = 0,
+    policy: Policy | str | None = None,
+    reduction: str | None = None,
+) -> Job:
+    """Join the job that ``planaria run`` started; alone, be a job of one group.
+
+    Seeds every generator from ``seed``, so that all groups build the same model. Sets torch to one thread unless
+    OMP_NUM_THREADS says otherwise: the number of threads changes bits, so it must not depend on the machine.
+
+    Args:
+        shards: the global batch of every step is this many shards (V), whoever computes them. Part of what the
+            result depends on. ``planaria run --shards`` has the last word; default: the number of groups.
+        policy: what happens to a lost group's shards: "redistribute" or "shrink".
+        reduction: "tree" (bit-exact) or "fast" (the vendor's all-reduce: same samples, rounding may differ).
+
+    Raises UsageError naming the setting that cannot be.
+    """
+    name = policy.value if isinstance(policy, Policy) else policy
+    settings = read_settings(shards, seed, name, reduction)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    seeding.seed_all(settings.seed)
+    return Job(settings)

@@ -1,0 +1,133 @@
+"""A protected optimizer: its state exactly as it is.
+
+``Optimizer.load_state_dict`` is not used because it casts state to the parameter's dtype and replaces every tensor;
+here state keeps its dtypes, and tensors that are there are written in place (captured graphs hold their addresses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from planaria.errors import ProtocolError
+from planaria.torch import plain
+from planaria.torch.parts import Part, TensorSpec, differs, live
+
+
+class OptimizerPart(Part):
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, parameter_names: dict[int, str]) -> None:
+        super().__init__(name, type(optimizer).__qualname__)
+        self._optimizer = optimizer
+        self._parameter_names = parameter_names
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Param groups with the number of parameters in place of the parameters."""
+        return [{**group, "params": len(group["params"])} for group in self._optimizer.param_groups]
+
+    def _path(self, index: int) -> str:
+        parameter = self._parameters()[index]
+        return f"{self.name}.state[{self._parameter_names.get(id(parameter), index)}]"
+
+    def pack(self, tensors: list[Tensor]) -> Any:
+        groups = [
+            plain.pack(group, tensors, f"{self.name}.param_groups[{index}]")
+            for index, group in enumerate(self._groups())
+        ]
+        state = [
+            [index, plain.pack(self._optimizer.state[parameter], tensors, self._path(index))]
+            for index, parameter in enumerate(self._parameters())
+            if parameter in self._optimizer.state
+        ]
+        return {"groups": groups, "state": state}
+
+    def _unpack(self, body: Any, sources: Sequence[Tensor]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+        try:
+            groups = [plain.unpack(group, sources) for group in body["groups"]]
+            state = {index: plain.unpack(item, sources) for index, item in body["state"]}
+            sizes = [int(group["params"]) for group in groups]
+            if not all(type(index) is int and 0 <= index < sum(sizes) for index in state):
+                raise ValueError("state of a parameter that is not there")
+            if not all(isinstance(item, dict) for item in state.values()):
+                raise ValueError("state that is no dict")
+        except (TypeError, ValueError, KeyError) as error:
+            raise ProtocolError(f"a peer's state of optimizer {self.name} is malformed: {error}") from None
+        return groups, state
+
+    def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
+        theirs, state = self._unpack(body, sources)
+        ours = self._groups()
+        if len(theirs) != len(ours):
+            return [f"{self.name} has {len(ours)} param_groups here but {len(theirs)} there"]
+        problems = []
+        for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            path = f"{self.name}.param_groups[{index}]"
+            if mine["params"] != other["params"]:
+                problems.append(f"{path} has {mine['params']} parameters here but {other['params']} there")
+            problems += [f"{path}.{key} is missing here" for key in other if key not in mine]
+            problems += [f"{path}.{key} is only here" for key in mine if key not in other]
+            problems += _compare(path, mine, other)
+        if problems:
+            return problems  # parameters may be shifted: comparing their state would only confuse
+        for index, item in state.items():
+            existing = self._optimizer.state.get(self._parameters()[index], {})
+            problems += _compare(self._path(index), existing, item)
+        return problems
+
+    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        groups, state = self._unpack(body, sources)
+        by_id = {id(source): spec for source, spec in zip(sources, specs, strict=True)}
+        for group, theirs in zip(self._optimizer.param_groups, groups, strict=True):
+            del theirs["params"]
+            for key in theirs:
+                group[key] = _adopt(theirs[key], group[key], group["params"][0] if group["params"] else None, by_id)
+        for index, parameter in enumerate(self._parameters()):
+            existing = self._optimizer.state.get(parameter, {})
+            if index in state:
+                self._optimizer.state[parameter] = _adopt(state[index], existing, parameter, by_id)
+            else:
+                self._optimizer.state.pop(parameter, None)
+
+
+def _compare(path: str, ours: Any, theirs: Any) -> list[str]:
+    """Sentences about tensors that are on both sides but are not alike."""
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return differs(path, ours, theirs)
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return [line for key in theirs if key in ours for line in _compare(f"{path}.{key}", ours[key], theirs[key])]
+    return []
+
+
+def _adopt(theirs: Any, ours: Any, parameter: Tensor | None, specs: dict[int, TensorSpec]) -> Any:
+    """``theirs`` with its tensors in place of, or written into, those of ``ours`` at the same place."""
+    if isinstance(theirs, Tensor):
+        spec = specs[id(theirs)]
+        if isinstance(ours, Tensor) and ours.device.type == spec.device and live(ours).shape == theirs.shape:
+            live(ours).copy_(theirs)
+            return ours
+        return _create(theirs, spec, parameter)
+    if isinstance(theirs, dict):
+        known = ours if isinstance(ours, dict) else {}
+        items = {key: _adopt(item, known.get(key), parameter, specs) for key, item in theirs.items()}
+        return type(theirs)(items)
+    if isinstance(theirs, list | tuple) and not isinstance(theirs, torch.Size):
+        return type(theirs)(_adopt(item, None, parameter, specs) for item in theirs)
+    return theirs
+
+
+def _create(theirs: Tensor, spec: TensorSpec, parameter: Tensor | None) -> Tensor:
+    """A new tensor like the peer's: on the host if it was there, else on the parameter's device."""
+    on_host = spec.device == "cpu" or parameter is None
+    made = spec.empty("cpu" if on_host or parameter is None else parameter.device).copy_(theirs)
+    if spec.sharded and isinstance(parameter, DTensor):
+        return DTensor.from_local(
+            made, parameter.device_mesh, parameter.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )
+    return made

@@ -1,0 +1,320 @@
+"""The kinds of objects that a protected state consists of: how each is packed, checked and put in place."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from planaria.errors import ProtocolError, UsageError
+from planaria.torch import plain
+
+# --- tensors --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor of a state: ``shape`` and ``stride`` are those of the living one. On the wire it is contiguous: of
+    that shape, or flat in memory order (``stride`` is not None then) if the living one is dense but permuted."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    device: str  # kind only: "cpu", "cuda"; the index is the receiver's business
+    sharded: bool = False  # a DTensor's local part
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def wire_shape(self) -> tuple[int, ...]:
+        return self.shape if self.stride is None else (math.prod(self.shape),)
+
+    def view(self, wire: Tensor) -> Tensor:
+        """The wire form in the living tensor's shape, sharing its memory."""
+        return wire if self.stride is None else wire.as_strided(self.shape, self.stride)
+
+    def empty(self, device: torch.device | str) -> Tensor:
+        """A new tensor like the living one."""
+        if self.stride is None:
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
+    def to_list(self) -> list[Any]:
+        return [self.dtype_name, list(self.shape), self.stride and list(self.stride), self.device, self.sharded]
+
+    @staticmethod
+    def from_list(item: Any) -> TensorSpec:
+        """Raises ProtocolError."""
+        try:
+            name, shape, stride, device, sharded = item
+            dtype = getattr(torch, name)
+            sizes = [*shape, *(stride or ())]
+            good = isinstance(dtype, torch.dtype) and all(type(size) is int and size >= 0 for size in sizes)
+            if not good or type(device) is not str or (stride is not None and len(stride) != len(shape)):
+                raise ValueError(item)
+            if stride is not None and not is_dense(shape, stride):
+                raise ValueError(stride)
+        except (TypeError, ValueError, AttributeError):
+            raise ProtocolError(f"a peer's state has a malformed tensor {item!r:.80}") from None
+        return TensorSpec(dtype, tuple(shape), None if stride is None else tuple(stride), device, bool(sharded))
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Do the elements fill one stretch of memory, each its own place, in whatever order of dimensions?"""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def live(tensor: Tensor) -> Tensor:
+    """What is read and written for ``tensor``: a DTensor's local part, and expanded dimensions once."""
+    local = tensor.detach()
+    if isinstance(local, DTensor):
+        local = local.to_local()
+    for dim, (step, size) in enumerate(zip(local.stride(), local.shape, strict=True)):
+        if step == 0 and size > 1:
+            local = local.narrow(dim, 0, 1)
+    return local
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    local = live(tensor)
+    permuted = not local.is_contiguous() and is_dense(local.shape, local.stride())
+    stride = local.stride() if permuted else None
+    sharded = isinstance(tensor, DTensor)
+    return TensorSpec(local.dtype, tuple(local.shape), stride, local.device.type, sharded)
+
+
+def wire_form(tensor: Tensor) -> Tensor:
+    """The tensor as it is sent, see :class:`TensorSpec`; a copy only if the living one has gaps in its memory."""
+    local = live(tensor)
+    if local.is_contiguous():
+        return local
+    if is_dense(local.shape, local.stride()):
+        return local.as_strided((local.numel(),), (1,))
+    return local.contiguous()
+
+
+def differs(path: str, ours: Tensor, theirs: Tensor) -> list[str]:
+    """Sentences about how ``theirs`` (local form) does not fit ``ours`` (living)."""
+    mine = live(ours)
+    if mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+        return []
+    return [
+        f"{path} is {mine.dtype} of shape {tuple(mine.shape)} here but {theirs.dtype} of shape "
+        f"{tuple(theirs.shape)} there"
+    ]
+
+
+def _check_strided(path: str, tensor: Tensor) -> Tensor:
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
+        raise UsageError(f"{path} is {what}; only dense tensors with memory can be protected")
+    return tensor
+
+
+# --- parts ----------------------------------------------------------------------------------------------------
+
+
+class Part:
+    """One protected object. ``check`` returns sentences about what does not fit; ``apply`` follows only if all
+    parts' checks returned none."""
+
+    can_fail = False  # apply may raise: then remember and put_back frame it
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self.kind = kind  # compared between peers
+
+    def pack(self, tensors: list[Tensor]) -> Any:
+        raise NotImplementedError
+
+    def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
+        raise NotImplementedError
+
+    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        raise NotImplementedError
+
+    def describe(self) -> list[str]:
+        return []
+
+    def remember(self) -> None:
+        raise NotImplementedError
+
+    def put_back(self) -> None:
+        raise NotImplementedError
+
+
+def make_part(name: str, value: Any, parameter_names: dict[int, str]) -> Part:
+    """The part for an object. Raises UsageError if it has no state that could be given to peers."""
+    if isinstance(value, nn.Module):
+        return ModulePart(name, value)
+    if isinstance(value, torch.optim.Optimizer):
+        from planaria.torch.optimizers import OptimizerPart
+
+        return OptimizerPart(name, value, parameter_names)
+    if type(value) is dict:
+        return DictPart(name, value)
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        return StatefulPart(name, value)
+    raise UsageError(
+        f"{name} is a {type(value).__name__}, which cannot be protected: it must be a module, an optimizer, a dict of "
+        "plain data, or have state_dict and load_state_dict"
+    )
+
+
+class ModulePart(Part):
+    """All parameters and buffers of a module, non-persistent buffers included, tied ones once."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, "module")
+        self._module = module
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        return {name: _check_strided(f"{self.name}.{name}", tensor) for name, tensor in named.items()}
+
+    def pack(self, tensors: list[Tensor]) -> Any:
+        body = []
+        for name, tensor in self._tensors().items():
+            body.append([name, len(tensors)])
+            tensors.append(tensor)
+        return body
+
+    def _theirs(self, body: Any, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+        try:
+            return {str(name): sources[index] for name, index in body}
+        except (TypeError, ValueError, IndexError):
+            raise ProtocolError(f"a peer's state of module {self.name} is malformed") from None
+
+    def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
+        theirs, ours = self._theirs(body, sources), self._tensors()
+        problems = [f"{self.name}.{name} is missing here" for name in theirs if name not in ours]
+        for name, tensor in ours.items():
+            if name not in theirs:
+                problems.append(f"{self.name}.{name} is only here")
+            else:
+                problems += differs(f"{self.name}.{name}", tensor, theirs[name])
+        return problems
+
+    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        theirs = self._theirs(body, sources)
+        for name, tensor in self._tensors().items():
+            live(tensor).copy_(theirs[name])
+
+    def describe(self) -> list[str]:
+        return [
+            f"{self.name}.{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for name, tensor in self._tensors().items()
+        ]
+
+
+class DictPart(Part):
+    """A dictionary of plain data, which stays the same object."""
+
+    def __init__(self, name: str, value: dict[Any, Any]) -> None:
+        super().__init__(name, "dict")
+        self._value = value
+
+    def pack(self, tensors: list[Tensor]) -> Any:
+        return plain.pack(self._value, tensors, self.name)
+
+    def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
+        if type(plain.unpack(body, sources)) is not dict:
+            raise ProtocolError(f"a peer's state of {self.name} is no dict")
+        return []
+
+    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        received = plain.unpack(body, copies(sources, specs))
+        self._value.clear()
+        self._value.update(received)
+
+
+class StatefulPart(Part):
+    """Anything with state_dict and load_state_dict whose state is plain data and tensors."""
+
+    can_fail = True
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(name, type(value).__qualname__)
+        self._value = value
+        self._before: tuple[Any, list[Tensor]] = (None, [])
+
+    def pack(self, tensors: list[Tensor]) -> Any:
+        return plain.pack(self._value.state_dict(), tensors, self.name)
+
+    def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
+        plain.unpack(body, sources)
+        return []
+
+    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        self._value.load_state_dict(plain.unpack(body, copies(sources, specs)))
+
+    def remember(self) -> None:
+        tensors: list[Tensor] = []
+        body = self.pack(tensors)
+        self._before = (body, [tensor.detach().clone() for tensor in tensors])
+
+    def put_back(self) -> None:
+        self._value.load_state_dict(plain.unpack(*self._before))
+
+
+class RandomPart(Part):
+    """The global generators. Every shard is seeded anew, so no bit of the training needs them; what the user's code
+    draws between two steps may."""
+
+    def __init__(self) -> None:
+        super().__init__("random numbers", "random")
+
+    def pack(self, tensors: list[Tensor]) -> Any:
+        state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+        if torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state_all()
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            kind, words, *rest = numpy.random.get_state()
+            state["numpy"] = (kind, words.tolist(), *rest)
+        return plain.pack(state, tensors, self.name)
+
+    def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
+        state = plain.unpack(body, sources)
+        if not isinstance(state, dict) or not isinstance(state.get("torch"), Tensor) or "python" not in state:
+            raise ProtocolError("a peer's state of the random generators is malformed")
+        return differs("the state of torch's generator", torch.get_rng_state(), state["torch"])
+
+    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        state = plain.unpack(body, sources)
+        torch.set_rng_state(state["torch"].cpu())
+        random.setstate(state["python"])
+        if torch.cuda.is_initialized() and len(state.get("cuda", ())) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([item.cpu() for item in state["cuda"]])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and "numpy" in state:
+            numpy.random.set_state(state["numpy"])
+
+
+class copies(Sequence[Tensor]):  # noqa: N801
+    """Received tensors, each copied when it is taken: objects keep what they are given, receivers reuse theirs."""
+
+    def __init__(self, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        self._sources = sources
+        self._specs = specs
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __getitem__(self, index: Any) -> Any:
+        spec: TensorSpec = self._specs[index]
+        return spec.empty(spec.device).copy_(self._sources[index])

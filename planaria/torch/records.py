@@ -1,0 +1,221 @@
+"""The bytes that ride at the end of a step's last exchange, and those of the roll call.
+
+Sizes are fixed for given counts, because an all-gather needs every member's contribution to be equally long. The
+formats are ``struct`` only: nothing from a peer is executed. A checksum in front makes anything malformed (another
+version, a stale or torn buffer) a :class:`ProtocolError` rather than a wrong number.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from planaria.core.messages import ControlWord, QuorumId, Standing
+from planaria.errors import ProtocolError, UsageError
+
+VERSION = 1
+_ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
+_SUMMED_FROM = 8
+_TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
+_WORD = struct.Struct("<qQQd?")
+_COUNTS = struct.Struct("<IIH")  # records, bytes of a presence bitmap, metrics per record
+_RECORD = struct.Struct("<Iq")
+_STANDING = struct.Struct("<q?dI16s")
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """What one computed shard adds to a step besides its gradients. Whoever computes it, it is the same."""
+
+    shard: int
+    presence: bytes  # bitmap over parameters, see pack_presence: which got a gradient
+    metrics: tuple[float, ...] = ()  # float64, in the order in which the job knows their names
+    cursor: int = 0  # where a ShardedStream stands after the shard; 0 for other data
+
+
+# --- presence bitmaps -----------------------------------------------------------------------------------------
+
+
+def presence_bytes(parameters: int) -> int:
+    """Length in bytes of a bitmap over ``parameters`` parameters."""
+    return (parameters + 7) // 8
+
+
+def pack_presence(flags: Sequence[int] | bytes | bytearray) -> bytes:
+    """Bitmap of the flags: flag ``i`` is bit ``i % 8`` of byte ``i // 8``; bits beyond the last are 0."""
+    bits = 0
+    for index, flag in enumerate(flags):
+        if flag:
+            bits |= 1 << index
+    return bits.to_bytes(presence_bytes(len(flags)), "little")
+
+
+def unpack_presence(bitmap: bytes, parameters: int) -> list[bool]:
+    """Inverse of :func:`pack_presence`. Raises ProtocolError if the length is not that of ``parameters`` flags."""
+    if len(bitmap) != presence_bytes(parameters):
+        raise ProtocolError(
+            f"a presence bitmap has {len(bitmap)} bytes, {parameters} parameters need {presence_bytes(parameters)}"
+        )
+    bits = int.from_bytes(bitmap, "little")
+    if bits >> parameters:
+        raise ProtocolError(f"a presence bitmap names parameters beyond the last of {parameters}")
+    return [bool(bits >> index & 1) for index in range(parameters)]
+
+
+def union_presence(records: Iterable[ShardRecord], parameters: int) -> list[bool]:
+    """For every parameter: did any of the shards give it a gradient?"""
+    bitmaps = {record.presence for record in records}  # as a rule all are equal: one
+    flags = [unpack_presence(bitmap, parameters) for bitmap in bitmaps]
+    return [any(column) for column in zip(*flags, strict=True)] if flags else [False] * parameters
+
+
+# --- the tail of a step ---------------------------------------------------------------------------------------
+
+
+def tail_bytes(max_records: int, parameters: int, metrics: int) -> int:
+    """Size of every tail whose member has at most ``max_records`` shards of ``metrics`` metrics each."""
+    record = _RECORD.size + presence_bytes(parameters) + 8 * metrics
+    return _ENVELOPE.size + _WORD.size + _COUNTS.size + max_records * record
+
+
+def encode_tail(word: ControlWord, records: Sequence[ShardRecord], size: int) -> bytes:
+    """The control word and the shards' records, ``size`` bytes long (see :func:`tail_bytes`).
+
+    All records must have bitmaps of one length and equally many metrics (UsageError names the shards that do not:
+    it is the script that records metrics). Raises ProtocolError if ``size`` is too small.
+    """
+    presence, metrics = _uniform(records)
+    parts = [
+        _WORD.pack(word.step, word.planned.epoch, word.planned.number, word.seconds_per_shard, word.stop),
+        _COUNTS.pack(len(records), presence, metrics),
+    ]
+    values = struct.Struct(f"<{metrics}d")
+    for record in records:
+        parts += (_RECORD.pack(record.shard, record.cursor), record.presence, values.pack(*record.metrics))
+    return _seal(_TAIL_KIND, b"".join(parts), size)
+
+
+def decode_tail(data: bytes) -> tuple[ControlWord, tuple[ShardRecord, ...]]:
+    """Inverse of :func:`encode_tail`. Raises ProtocolError for anything that it did not make."""
+    body = _unseal(_TAIL_KIND, data)
+    try:
+        step, epoch, number, seconds, stop = _WORD.unpack_from(body, 0)
+        count, presence, metrics = _COUNTS.unpack_from(body, _WORD.size)
+        values = struct.Struct(f"<{metrics}d")
+        at = _WORD.size + _COUNTS.size
+        if len(body) != at + count * (_RECORD.size + presence + values.size):
+            raise ProtocolError(f"a step's tail of {count} records has an odd length of {len(body)} bytes")
+        records = []
+        for _ in range(count):
+            shard, cursor = _RECORD.unpack_from(body, at)
+            at += _RECORD.size
+            bitmap = body[at : at + presence]
+            at += presence
+            records.append(ShardRecord(shard, bitmap, values.unpack_from(body, at), cursor))
+            at += values.size
+    except struct.error as error:
+        raise ProtocolError(f"a step's tail is cut short ({error})") from None
+    return ControlWord(step, QuorumId(epoch, number), seconds, stop), tuple(records)
+
+
+def mean_metrics(records: Iterable[ShardRecord]) -> tuple[float, ...]:
+    """Mean of every metric over the shards: summed in float64 in ascending order of shards, so that every group
+    gets the same bits whatever order the records came in. No records: no metrics."""
+    ordered = sorted(records, key=lambda record: record.shard)
+    if not ordered:
+        return ()
+    _, metrics = _uniform(ordered)
+    sums = [0.0] * metrics
+    for record in ordered:
+        for index, value in enumerate(record.metrics):
+            sums[index] += value
+    return tuple(total / len(ordered) for total in sums)
+
+
+def cursors(records: Iterable[ShardRecord]) -> Mapping[int, int]:
+    """Where every shard's stream stands after the step, to be committed."""
+    return {record.shard: record.cursor for record in records}
+
+
+# --- the roll call --------------------------------------------------------------------------------------------
+
+
+def standing_bytes(shards: int) -> int:
+    """Size of every roll-call entry of a job of ``shards`` shards."""
+    return _ENVELOPE.size + _STANDING.size + presence_bytes(shards)
+
+
+def encode_standing(standing: Standing, shards: int, digest: bytes = b"") -> bytes:
+    """One member's entry in the roll call: the standing and up to 16 bytes of a digest (of its state, if it has one
+    at hand), ``standing_bytes(shards)`` bytes long."""
+    if len(digest) > DIGEST_BYTES:
+        raise ProtocolError(f"a roll-call digest has {len(digest)} bytes, at most {DIGEST_BYTES} fit")
+    if standing.have and not 0 <= min(standing.have) <= max(standing.have) < shards:
+        raise ProtocolError(f"a standing claims shards {sorted(standing.have)} of a job of {shards}")
+    held = pack_presence([shard in standing.have for shard in range(shards)])
+    head = _STANDING.pack(standing.step, standing.settled, standing.weight, shards, digest)
+    return _seal(_STANDING_KIND, head + held, standing_bytes(shards))
+
+
+def decode_standing(data: bytes, shards: int) -> tuple[Standing, bytes]:
+    """Inverse of :func:`encode_standing`; the digest comes padded with zeros to 16 bytes. Raises ProtocolError, also
+    if the peer's job has another number of shards."""
+    body = _unseal(_STANDING_KIND, data)
+    if len(body) < _STANDING.size:
+        raise ProtocolError("a roll-call entry is cut short")
+    step, settled, weight, theirs, digest = _STANDING.unpack_from(body, 0)
+    if theirs != shards:
+        raise ProtocolError(f"a peer's job has {theirs} shards, this one {shards}")
+    if not (math.isfinite(weight) and weight >= 0):
+        raise ProtocolError(f"a peer's weight is {weight}")
+    held = unpack_presence(body[_STANDING.size :], shards)
+    have = frozenset(shard for shard, flag in enumerate(held) if flag)
+    return Standing(step, settled, have, weight), digest
+
+
+# --- shared ---------------------------------------------------------------------------------------------------
+
+
+def _uniform(records: Sequence[ShardRecord]) -> tuple[int, int]:
+    """(bytes of a bitmap, number of metrics), the same in all records."""
+    if not records:
+        return 0, 0
+    first = records[0]
+    for record in records:
+        if len(record.metrics) != len(first.metrics):
+            raise UsageError(
+                f"shard {record.shard} recorded {len(record.metrics)} metrics but shard {first.shard} recorded "
+                f"{len(first.metrics)}; record the same metrics for every batch"
+            )
+        if len(record.presence) != len(first.presence):
+            raise ProtocolError(
+                f"shards {first.shard} and {record.shard} have presence bitmaps of {len(first.presence)} and "
+                f"{len(record.presence)} bytes"
+            )
+    return len(first.presence), len(first.metrics)
+
+
+def _seal(kind: int, body: bytes, size: int) -> bytes:
+    if _ENVELOPE.size + len(body) > size:
+        raise ProtocolError(f"{_ENVELOPE.size + len(body)} bytes do not fit into a fixed size of {size}")
+    rest = _ENVELOPE.pack(0, VERSION, kind, len(body))[_SUMMED_FROM:] + body
+    rest += bytes(size - _SUMMED_FROM - len(rest))
+    return struct.pack("<Q", xxhash.xxh3_64_intdigest(rest)) + rest
+
+
+def _unseal(kind: int, data: bytes) -> bytes:
+    if len(data) < _ENVELOPE.size:
+        raise ProtocolError(f"{len(data)} bytes are too few for a record of a step")
+    checksum, version, found, length = _ENVELOPE.unpack_from(data, 0)
+    if checksum != xxhash.xxh3_64_intdigest(data[_SUMMED_FROM:]):
+        raise ProtocolError("a record of a step does not match its checksum")
+    if version != VERSION or found != kind:
+        raise ProtocolError(f"a record of a step has version {version} and kind {found:#x}, not {VERSION}, {kind:#x}")
+    if length > len(data) - _ENVELOPE.size:
+        raise ProtocolError("a record of a step is cut short")
+    return bytes(data[_ENVELOPE.size : _ENVELOPE.size + length])

@@ -1,0 +1,97 @@
+"""What a rank was told: by ``planaria run`` through the environment, and by the script through ``init``."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.core.messages import Member, Policy
+from planaria.errors import UsageError
+
+REDUCTIONS = ("tree", "fast")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``socket`` is None for a script that runs alone: a job of one group, without agent or lighthouse."""
+
+    job: str
+    member: Member
+    groups: int
+    shards: int
+    seed: int
+    policy: Policy
+    reduction: str
+    host: str  # where this rank binds the store that its peers connect to
+    socket: Path | None
+    directory: Path | None  # for the progress page, metrics.jsonl and result.json
+
+    @property
+    def where(self) -> str:
+        return f"job {self.job}, group {self.member.group}"
+
+
+def read_settings(
+    shards: int | None,
+    seed: int,
+    policy: str | None,
+    reduction: str | None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Environment over arguments over defaults, so that one script serves every command line.
+
+    Raises UsageError naming the setting.
+    """
+    groups = _number("PLANARIA_GROUPS", environ.get("PLANARIA_GROUPS"), 1, least=1)
+    fallback = shards if shards is not None else groups
+    count = _number("shards", environ.get("PLANARIA_SHARDS"), fallback, least=1)
+    if groups > count:
+        raise UsageError(
+            f"{groups} groups cannot share {count} shards: every group needs at least one shard of every step. "
+            f"Give --shards {groups} or more (it is part of what the result depends on), or fewer groups"
+        )
+    socket = environ.get("PLANARIA_SOCKET")
+    directory = environ.get("PLANARIA_DIR")
+    return Settings(
+        job=environ.get("PLANARIA_JOB") or f"alone-{uuid.uuid4().hex[:8]}",
+        member=Member(
+            _number("PLANARIA_GROUP", environ.get("PLANARIA_GROUP"), 0),
+            _number("PLANARIA_INCARNATION", environ.get("PLANARIA_INCARNATION"), 0),
+        ),
+        groups=groups,
+        shards=count,
+        seed=_number("seed", None, seed),
+        policy=_policy(environ.get("PLANARIA_POLICY") or policy or Policy.REDISTRIBUTE.value),
+        reduction=_reduction(environ.get("PLANARIA_REDUCTION") or reduction or REDUCTIONS[0]),
+        host=environ.get("PLANARIA_HOST") or "127.0.0.1",
+        socket=Path(socket) if socket else None,
+        directory=Path(directory) if directory else None,
+    )
+
+
+def _number(name: str, text: str | None, default: int, least: int = 0) -> int:
+    value: object = default if text is None or text == "" else text
+    try:
+        number = int(str(value)) if not isinstance(value, bool) else -1
+    except ValueError:
+        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
+    if number < least:
+        raise UsageError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def _policy(name: str) -> Policy:
+    try:
+        return Policy(name)
+    except ValueError:
+        known = ", ".join(p.value for p in Policy)
+        raise UsageError(f"unknown policy {name!r}; known policies: {known}") from None
+
+
+def _reduction(name: str) -> str:
+    if name not in REDUCTIONS:
+        raise UsageError(f"unknown reduction {name!r}; known reductions: {', '.join(REDUCTIONS)}")
+    return name

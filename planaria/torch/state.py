@@ -1,0 +1,175 @@
+"""The state that peers can give back: what it consists of, and how it is taken and put in place.
+
+A state is a *manifest* (plain data as bytes, no pickle) and a flat list of contiguous tensors. It is rank-local and
+taken without collectives or copies, so the tensors are the living ones: they are good until the next optimizer step.
+A restore checks everything before it writes anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from planaria.errors import ProtocolError, UsageError
+from planaria.torch import plain
+from planaria.torch.parts import Part, RandomPart, TensorSpec, make_part, spec_of, wire_form
+
+VERSION = 1
+MAX_PROBLEMS = 5  # that a message lists: the first ones tell which line of the script differs
+
+
+class ProtectedState:
+    """The objects of a job whose state travels with it, by name.
+
+    Takes modules (parameters and buffers, non-persistent ones too, tied ones once), optimizers (their state exactly
+    as it is), dictionaries of plain data, anything with ``state_dict`` and ``load_state_dict`` whose state is plain
+    data and tensors, and lists or tuples of these. Raises UsageError for anything else.
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        self._parts: dict[str, Part] = {}
+        for name, value in sorted(objects.items()):
+            if isinstance(value, list | tuple):
+                for index, item in enumerate(value):
+                    self._parts[f"{name}[{index}]"] = make_part(f"{name}[{index}]", item, self._names_of(objects))
+            elif value is not None:
+                self._parts[name] = make_part(name, value, self._names_of(objects))
+        self._random = RandomPart()
+
+    def capture(self) -> tuple[bytes, list[Tensor]]:
+        """(manifest, tensors). Deterministic in order; the tensors are contiguous and share memory with the living
+        ones wherever those are dense. Raises UsageError if something in a state is no plain data."""
+        tensors: list[Tensor] = []
+        bodies = {name: part.pack(tensors) for name, part in self._parts.items()}
+        random = self._random.pack(tensors)
+        specs = [spec_of(tensor) for tensor in tensors]
+        manifest = {
+            "version": VERSION,
+            "objects": [[name, self._parts[name].kind, body] for name, body in bodies.items()],
+            "random": random,
+            "tensors": [spec.to_list() for spec in specs],
+        }
+        return plain.dump(manifest), [wire_form(tensor) for tensor in tensors]
+
+    def restore(self, manifest: bytes, tensors: Sequence[Tensor]) -> None:
+        """Take over a captured state: in place where a tensor is there, else (an optimizer that has not stepped yet)
+        anew. ``tensors`` may be on any device; they are copied from and may be reused afterwards.
+
+        Raises UsageError, with nothing written, if the objects here do not fit (names the first paths that differ),
+        and ProtocolError if manifest and tensors do not fit each other.
+        """
+        parsed = _parse(manifest)
+        specs = tensor_specs(manifest)
+        _check_received(specs, tensors)
+        sources = [spec.view(tensor) for spec, tensor in zip(specs, tensors, strict=True)]
+        theirs = {name: (kind, body) for name, kind, body in parsed["objects"]}
+        problems = _missing(theirs.keys(), self._parts.keys(), "protected object ")
+        for name, part in self._parts.items():
+            if name in theirs:
+                kind, body = theirs[name]
+                if kind != part.kind:
+                    problems.append(f"{name} is a {part.kind} here but a {kind} there")
+                else:
+                    problems += part.check(body, sources)
+        problems += self._random.check(parsed["random"], sources)
+        if problems:
+            more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+            raise UsageError(
+                "the state of the job does not fit the objects of this group: "
+                + "; ".join(problems[:MAX_PROBLEMS])
+                + more
+                + ". All groups must run the same script with the same arguments"
+            )
+        self._apply(theirs, parsed["random"], sources, specs)
+
+    def _apply(self, theirs: dict[str, Any], random: Any, sources: list[Tensor], specs: list[TensorSpec]) -> None:
+        # Foreign objects first: their load_state_dict is the only thing that can still fail, and is undone then.
+        undo: list[Part] = []
+        try:
+            for name, part in self._parts.items():
+                if part.can_fail:
+                    part.remember()
+                    undo.append(part)
+                    part.apply(theirs[name][1], sources, specs)
+        except Exception as error:
+            for part in undo:
+                part.put_back()
+            raise UsageError(
+                f"{type(error).__name__} while {undo[-1].name} took over the state of the job: {error}. Nothing was changed"
+            ) from error
+        for name, part in self._parts.items():
+            if not part.can_fail:
+                part.apply(theirs[name][1], sources, specs)
+        self._random.apply(random, sources, specs)
+
+    def digest(self) -> str:
+        """xxh3_128 in hexadecimal over everything but the generators, whose state follows from the step.
+
+        Equal for equal states whatever device they are on. CUDA tensors are copied to the host, one at a time.
+        """
+        tensors: list[Tensor] = []
+        bodies = [[name, part.kind, part.pack(tensors)] for name, part in self._parts.items()]
+        specs = [spec_of(tensor) for tensor in tensors]
+        hasher = xxhash.xxh3_128(plain.dump([bodies, [[spec.dtype_name, list(spec.shape)] for spec in specs]]))
+        for tensor, spec in zip(tensors, specs, strict=True):
+            _update(hasher, spec.view(wire_form(tensor)))
+        return hasher.hexdigest()
+
+    def describe(self) -> list[str]:
+        """One line for every model tensor, "name dtype shape": what two groups must have in common."""
+        return [line for part in self._parts.values() for line in part.describe()]
+
+    @staticmethod
+    def _names_of(objects: dict[str, Any]) -> dict[int, str]:
+        modules = [value for value in objects.values() if isinstance(value, nn.Module)]
+        return {id(p): name for module in modules for name, p in module.named_parameters()}
+
+
+def tensor_specs(manifest: bytes) -> list[TensorSpec]:
+    """What the manifest's tensors look like on the wire, for who must make room for them: dtype, shape, device kind.
+    Raises ProtocolError."""
+    return [TensorSpec.from_list(item) for item in _parse(manifest)["tensors"]]
+
+
+def _parse(manifest: bytes) -> dict[str, Any]:
+    parsed = plain.load(manifest)
+    if not isinstance(parsed, dict) or parsed.get("version") != VERSION:
+        raise ProtocolError(f"a peer's state is not of version {VERSION}")
+    objects, tensors = parsed.get("objects"), parsed.get("tensors")
+    if not isinstance(objects, list) or not isinstance(tensors, list) or "random" not in parsed:
+        raise ProtocolError("a peer's state lacks parts")
+    for item in objects:
+        if not (isinstance(item, list) and len(item) == 3 and all(isinstance(text, str) for text in item[:2])):
+            raise ProtocolError("a peer's state has an object without name, kind and body")
+    return parsed
+
+
+def _check_received(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> None:
+    if len(specs) != len(tensors):
+        raise ProtocolError(f"a state of {len(specs)} tensors came with {len(tensors)}")
+    for index, (spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
+        if tensor.dtype != spec.dtype or tensor.shape != spec.wire_shape or not tensor.is_contiguous():
+            raise ProtocolError(
+                f"tensor {index} of a state is {tensor.dtype} {tuple(tensor.shape)}, its manifest says "
+                f"{spec.dtype} {spec.wire_shape}"
+            )
+
+
+def _missing(theirs: Any, ours: Any, prefix: str) -> list[str]:
+    """Names that only one side has, as sentences."""
+    return [f"{prefix}{name} is missing here" for name in theirs if name not in ours] + [
+        f"{prefix}{name} is only here" for name in ours if name not in theirs
+    ]
+
+
+def _update(hasher: xxhash.xxh3_128, tensor: Tensor) -> None:
+    host = tensor.detach().cpu().contiguous()
+    size = host.numel() * host.element_size()
+    if size:
+        # The memory itself, because numpy knows no bfloat16 (and need not be installed).
+        hasher.update(memoryview((ctypes.c_char * size).from_address(host.data_ptr())))

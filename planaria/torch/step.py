@@ -1,0 +1,47 @@
+"""What the user's loop holds in its hands for one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from planaria.torch.data import ShardedSource
+from planaria.torch.worker import Worker
+
+
+class Step:
+    """One optimizer step over the whole global batch.
+
+    ``index`` counts from 0. If this group heals while it is inside a step, the index moves on with the state.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.exchanged = False
+
+    @property
+    def index(self) -> int:
+        return self._worker.step
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means over all shards of what was recorded, the same on every group; after ``batches`` has ended."""
+        return self._worker.metrics
+
+    def batches(self, data: ShardedSource) -> Iterator[Any]:
+        """The batches of this group's shards, and after a failure also those of the lost group's.
+
+        Before each shard the gradients are cleared and the random generators seeded from (seed, step, shard). Call
+        ``backward`` exactly once for every batch. When the iterator ends, every ``.grad`` holds the mean over all
+        shards of the step, final and equal on every group: then step the optimizer.
+
+        Nothing that happens to other groups is raised here. Raises UsageError for what the script itself does
+        wrong, NonFiniteError if a gradient is NaN or infinite.
+        """
+        yield from self._worker.batches(data)
+        self.exchanged = True
+
+    def record(self, **values: Any) -> None:
+        """Note scalars of the current shard (numbers or one-element tensors), averaged over the batches of the shard
+        and then over all shards into ``metrics``. ``loss`` is shown by ``planaria status`` and the live view."""
+        self._worker.record(values)

@@ -1,0 +1,364 @@
+"""The training thread's side of a step: shards in, gradients out, whatever happens to the other groups.
+
+``Worker`` follows the stepper: it computes the shards that it is given, exchanges their gradients, and moves the
+protected state when a member heals. Everything that another group could change goes through ``Session``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planaria.core import stepper as core
+from planaria.core.messages import ControlWord, Phase, QuorumId
+from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
+from planaria.exchange import healing
+from planaria.exchange.communicator import Communicator
+from planaria.exchange.layout import Layout
+from planaria.exchange.tree_exchange import ExchangeResult, TreeExchange
+from planaria.exchange.waiting import Interrupted
+from planaria.torch import random as seeding
+from planaria.torch.data import ShardedSource
+from planaria.torch.gradients import GradientStore
+from planaria.torch.journal import Journal
+from planaria.torch.records import (
+    ShardRecord,
+    cursors,
+    decode_tail,
+    encode_tail,
+    mean_metrics,
+    pack_presence,
+    tail_bytes,
+    union_presence,
+    unpack_presence,
+)
+from planaria.torch.session import Session
+from planaria.torch.state import ProtectedState, tensor_specs
+
+# Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
+METRICS = 8
+# Weight of the newest shard time in the running mean: follows a change of speed within a few steps, and a single
+# slow shard (a page fault, a neighbour's burst) does not reassign work.
+SMOOTHING = 0.2
+
+
+class Worker:
+    """One per job. ``named`` are the parameters that need gradients, each once."""
+
+    def __init__(
+        self,
+        session: Session,
+        state: ProtectedState,
+        named: list[tuple[str, torch.nn.Parameter]],
+        buffers: list[tuple[str, Tensor]],
+        overlap: bool,
+        allow_unused: bool,
+    ) -> None:
+        self.session = session
+        self.settings = session.settings
+        self.state = state
+        self.named = named
+        self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
+        self.metric_names: tuple[str, ...] = ()
+        self.seconds_per_shard = 0.0
+        self.shards_computed = 0
+        self.journal = Journal(session.settings.directory)
+        self._layout = Layout([p.numel() for _, p in named])
+        self._store = GradientStore(named, self.settings.shards, self._layout, overlap=overlap)
+        self._overlap = overlap
+        self._allow_unused = allow_unused
+        self._buffers = buffers
+        self._exchange: tuple[QuorumId, TreeExchange] | None = None
+        self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
+        self._records: dict[int, ShardRecord] = {}
+        self._recorded: dict[str, list[float]] = {}
+        self._data: ShardedSource | None = None
+        self._store_step = -1
+        self._present = self.settings.shards  # shards in the newest sum
+        self._healed: tuple[bytes, list[Tensor]] | None = None  # kept while user code may still touch the state
+        self._over = False  # the last step was taken from peers in the middle of a step
+
+    @property
+    def step(self) -> int:
+        """Steps committed: the index of the step being worked on."""
+        return self.session.stepper.step
+
+    # --- between steps ---------------------------------------------------------------------------------------
+
+    def begin_step(self) -> bool:
+        """Wait until there is work on a step. False: all steps are committed."""
+        action = self.session.advance(self._transfer)
+        self._healed = None
+        return self._goes_on(action)
+
+    def _goes_on(self, action: core.Action) -> bool:
+        match action:
+            case core.Finish():
+                return False
+            case core.Leave():
+                self._leave(action.reason)
+            case core.Lost():
+                raise PlanariaError(f"{self.settings.where}, step {self.step}: {action.reason}; start the job again")
+        return True
+
+    def _leave(self, reason: str) -> None:
+        self.journal.close()
+        self.session.close()
+        # The user's loop ends here, in order, at a step boundary: `finally` blocks run, what follows the loop does
+        # not, for it would take a half-trained model for the result.
+        drained = "drained" in reason
+        raise SystemExit(0 if drained else 130)
+
+    def commit(self) -> None:
+        """The user's code has applied the step."""
+        if self._over and self._healed is not None:
+            # The last step was taken from peers while the user's code was inside a step: whatever that code did
+            # since then (an optimizer step without gradients, a scheduler step) must not stand.
+            self.state.restore(*self._healed)
+            return
+        stepper = self.session.stepper
+        step, quorum = stepper.step, stepper.target.id if stepper.target else core.NO_QUORUM
+        self.session.change(lambda s: s.applied())
+        self._records.clear()
+        if self.session.page is not None:
+            loss = self.metrics.get("loss", math.nan)
+            now = time.monotonic_ns()
+            self.session.page.committed(step + 1, quorum, loss, now, self.shards_computed, stepper.recomputed)
+        self.journal.commit(step, self._present, self.metrics)
+
+    def finish(self) -> None:
+        """All steps are committed everywhere: tell the digest of the final state."""
+        digest = self.state.digest()
+        self.journal.result(self.step, digest, self.metrics)
+        self.journal.close()
+        self._store.release()
+        self.session.show(Phase.FINISHED)
+        self.session.change(lambda s: s.finished(digest))
+        self.session.close()
+
+    # --- inside a step ---------------------------------------------------------------------------------------
+
+    def batches(self, data: ShardedSource) -> Iterator[Any]:
+        """Yield the batches of every shard that this group has to compute, then exchange. See Step.batches."""
+        self._bind(data)
+        while True:
+            action = self.session.advance(self._transfer)
+            match action:
+                case core.Compute():
+                    yield from self._shard(action, data)
+                case core.Exchange():
+                    if self._reduce(action):
+                        return
+                case _:
+                    if not self._goes_on(action):
+                        self._nothing_left()
+                        return
+
+    def _bind(self, data: ShardedSource) -> None:
+        if self._data is None:
+            data.bind(self.settings.shards, self.settings.seed)
+            self._data = data
+        elif self._data is not data:
+            raise UsageError(f"{self.settings.where}, step {self.step}: one job reads one dataset; combine them into one")
+
+    def _nothing_left(self) -> None:
+        """Healed past the last step while inside a step: the user's code gets no gradients to apply."""
+        self._over = True
+        for _, parameter in self.named:
+            parameter.grad = None
+
+    def _fresh_step(self) -> None:
+        if self._store_step != self.step:
+            # Every member of the quorum in force has left older communicators (it answered the roll call or took
+            # part in the last exchange), so nobody reads the old buffers any more.
+            self._store.begin_step(recycle=True)
+            self._records.clear()
+            self._store_step = self.step
+
+    def _shard(self, action: core.Compute, data: ShardedSource) -> Iterator[Any]:
+        self._fresh_step()
+        exchange = self._begin(self.session.work()) if action.last and self._overlap else None
+        started = time.perf_counter()
+        self.session.show(Phase.COMPUTING, action.shard)
+        seeding.seed_shard(self.settings.seed, action.step, action.shard)
+        on_bucket = exchange.submit if exchange is not None else None
+        self._store.begin_shard(action.shard, on_bucket, micro_batches=data.micro_batches)
+        self._recorded = {}
+        versions = [b._version for _, b in self._buffers]
+        for batch in data.batches(action.step, action.shard):
+            yield batch
+            self._store.micro_batch_done()
+            if self.session.page is not None:
+                self.session.page.beat()
+        presence = self._store.end_shard()
+        self._check_buffers(versions, action)
+        metrics = self._shard_metrics()
+        self._records[action.shard] = ShardRecord(action.shard, presence, metrics, data.cursor_after(action.shard))
+        self.session.shard_done(action.shard)
+        self.shards_computed += 1
+        seconds = time.perf_counter() - started
+        mean = self.seconds_per_shard
+        self.seconds_per_shard = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            # .item() of a tensor that is still being computed on a device would wait; on CPU it is free.
+            self._recorded.setdefault(name, []).append(float(value))
+
+    def _shard_metrics(self) -> tuple[float, ...]:
+        if not self.metric_names:
+            self.metric_names = tuple(sorted(self._recorded))
+        if tuple(sorted(self._recorded)) != self.metric_names:
+            raise UsageError(
+                f"{self.settings.where}, step {self.step}: step.record got {sorted(self._recorded)} in this shard but "
+                f"{list(self.metric_names)} before; record the same names for every batch"
+            )
+        if len(self.metric_names) > METRICS:
+            raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {len(self.metric_names)}")
+        return tuple(math.fsum(v) / len(v) for v in (self._recorded[n] for n in self.metric_names))
+
+    def _check_buffers(self, before: list[int], action: core.Compute) -> None:
+        """A buffer that forward changes would depend on which group computed which shard."""
+        for (name, buffer), version in zip(self._buffers, before, strict=True):
+            if buffer._version != version:
+                raise UsageError(
+                    f"{self.settings.where}, step {action.step}, shard {action.shard}: the buffer {name} changed in "
+                    "the forward pass, so groups would come to differ; use a layer without running statistics "
+                    "(LayerNorm, GroupNorm), or put that layer into eval mode"
+                )
+
+    # --- the exchange ----------------------------------------------------------------------------------------
+
+    def _begin(self, work: core.Exchange) -> TreeExchange | None:
+        """Get the exchange of this step ready to take buckets. None if its communicator is gone already."""
+        try:
+            communicator = self.session.communicators.get(work.quorum)
+            if self._exchange is None or self._exchange[0] != work.quorum:
+                self._exchange = (work.quorum, TreeExchange(communicator, self._layout))
+            exchange = self._exchange[1]
+            size = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
+            exchange.begin(
+                work.nodes(self.settings.shards),
+                self.settings.shards,
+                divisor=work.present,
+                reduction=self.settings.reduction,
+                tail_bytes=size,
+            )
+        except CommunicatorError:
+            return None  # the next question to the stepper tells what to do instead
+        self._begun = work
+        return exchange
+
+    def _reduce(self, work: core.Exchange) -> bool:
+        """Finish the step's exchange; True if its gradients are final."""
+        self._fresh_step()
+        self.session.show(Phase.EXCHANGING)
+        try:
+            result = self._exchange_all(work)
+        except Interrupted:
+            self._abandon()
+            return False
+        except CommunicatorError as error:
+            self._abandon()
+            self.session.broken(work.quorum, f"exchange: {error}")
+            return False
+        words, records = self._open(result)
+        if not result.finite:
+            self._stop_on_nonfinite(work, records)
+        self._check_presence(records)
+        self._present = len(records)
+        self._store.assign(result.buckets, union_presence(records, len(self.named)))
+        means = mean_metrics(records)
+        self.metrics = dict(zip(self.metric_names, means, strict=False))
+        if self._data is not None:
+            self._data.commit(cursors(records))
+        self._begun = None
+        with self.session._lock:
+            self.session.stepper.exchanged(work.quorum, words)
+        self.session.show(Phase.APPLYING)
+        seeding.seed_apply(self.settings.seed, work.step)
+        return True
+
+    def _exchange_all(self, work: core.Exchange) -> ExchangeResult:
+        if self._begun != work:
+            exchange = self._begin(work)
+            if exchange is None:
+                raise CommunicatorError("it was gone before the exchange began")
+            for bucket in range(len(self._layout.buckets)):
+                exchange.submit(bucket, self._store.parts(bucket))
+        assert self._exchange is not None
+        exchange = self._exchange[1]
+        with self.session._lock:
+            word = self.session.stepper.word(self.seconds_per_shard)
+        records = [self._records[shard] for shard in sorted(self._store.have)]
+        size = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
+        exchange.submit_tail(encode_tail(word, records, size))
+        return exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
+
+    def _abandon(self) -> None:
+        # Peers that have not heard yet may go on reading what was handed out: later sums go to fresh buffers.
+        self._store.freeze()
+        self._begun = None
+
+    def _open(self, result: ExchangeResult) -> tuple[list[ControlWord], list[ShardRecord]]:
+        opened = [decode_tail(tail) for tail in result.tails]
+        words = [word for word, _ in opened]
+        if any(word.step != self.step for word in words):
+            steps = [word.step for word in words]
+            raise PlanariaError(f"{self.settings.where}: members exchanged different steps {steps}; this is a bug")
+        return words, sorted((r for _, rs in opened for r in rs), key=lambda r: r.shard)
+
+    def _check_presence(self, records: list[ShardRecord]) -> None:
+        if self._allow_unused or len({r.presence for r in records}) <= 1:
+            return
+        count = len(self.named)
+        flags = {r.shard: unpack_presence(r.presence, count) for r in records}
+        for index, (name, _) in enumerate(self.named):
+            without = [shard for shard, present in flags.items() if not present[index]]
+            if without and len(without) < len(flags):
+                raise UsageError(
+                    f"job {self.settings.job}, step {self.step}: the parameter {name} got a gradient in some shards but "
+                    f"none in shards {without}. If that is meant (conditional layers), say "
+                    "job.protect(..., allow_unused=True): a missing gradient then counts as zero"
+                )
+
+    def _stop_on_nonfinite(self, work: core.Exchange, records: list[ShardRecord]) -> None:
+        """Every member saw the same flags, so all come here; together they find the shards."""
+        suspects = {r.shard for r in records if any(not math.isfinite(m) for m in r.metrics)}
+        if not suspects:
+            mine = [False] * self.settings.shards
+            for index, node in enumerate(self._store.nodes):
+                parts = (self._store.parts(b)[index] for b in range(len(self._layout.buckets)))
+                if not all(bool(torch.isfinite(part).all()) for part in parts):
+                    mine[node.start : node.stop] = [True] * node.size
+            try:
+                communicator = self.session.communicators.get(work.quorum)
+                pending = communicator.gather(pack_presence(mine))
+                for entry in pending.wait(lambda: self.session.stopped_waiting(work.quorum)):
+                    suspects |= {s for s, bad in enumerate(unpack_presence(entry, self.settings.shards)) if bad}
+            except CommunicatorError:
+                suspects = {s for s, bad in enumerate(mine) if bad}
+        names = ", ".join(map(str, sorted(suspects))) or "unknown"
+        raise NonFiniteError(
+            f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard {names}. "
+            "The weights were not touched; lower the learning rate, clip gradients, or look at that shard's samples"
+        )
+
+    # --- healing ---------------------------------------------------------------------------------------------
+
+    def _transfer(self, order: core.Heal, communicator: Communicator) -> None:
+        """Give the state to members that need it, or take it."""
+        if not order.receive:
+            manifest, tensors = self.state.capture()
+            healing.serve(communicator, tensors, manifest, order.sources, order.healers)
+            return
+        pending = healing.receive(communicator, order.sources, order.healers, tensor_specs)
+        healed = pending.wait(lambda: self.session.stopped_waiting(order.quorum))
+        self.state.restore(healed.manifest, healed.tensors)
+        self._healed = (healed.manifest, healed.tensors)
+        self._store_step = -1

@@ -1,0 +1,91 @@
+"""gRPC servers and channels: the one place where addresses, limits, keepalive and credentials are chosen."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from planaria.errors import UsageError
+from planaria.wire.checks import MAX_MESSAGE_BYTES
+
+# loopback: there is no authentication yet, so other machines must be let in by will
+DEFAULT_BIND = "127.0.0.1:29510"
+
+# Heartbeats come about once a second; after two seconds of silence the peer is asked, and it has two more to
+# answer. Thus a dead node or a cut cable is noticed within four heartbeats. A killed process is noticed at
+# once (the kernel closes its connection).
+_PING_MS = 2_000
+_PONG_MS = 2_000
+
+_LIMITS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PONG_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # no limit: an agent whose ranks compute has nothing else to say
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_CLIENT = [
+    *_LIMITS,
+    *_KEEPALIVE,
+    ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not swallow a connection to loopback
+    # Back-off of reconnecting. A lighthouse restarts in well under a second, so the first retry comes soon;
+    # the longest pause is that of one heartbeat, for nobody waits for us and a thousand agents are no load.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+_SERVER = [
+    *_LIMITS,
+    *_KEEPALIVE,
+    ("grpc.so_reuseport", 0),  # a second lighthouse on the port must fail, not take half of the agents
+    # our own clients ping every _PING_MS
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
+]
+
+
+def split_address(address: str, what: str = "address") -> tuple[str, int]:
+    """(host, port) of "host:port" or "[v6]:port". UsageError if it is neither."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{what} {address!r} is not of the form host:port, for instance {DEFAULT_BIND}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """An asyncio channel to a lighthouse; it connects lazily and reconnects by itself. The caller closes
+    it."""
+    return grpc.aio.insecure_channel(_target(address), options=_CLIENT)
+
+
+def open_sync_channel(address: str) -> grpc.Channel:
+    """A blocking channel to a lighthouse, for commands. The caller closes it."""
+    return grpc.insecure_channel(_target(address), options=_CLIENT)
+
+
+def make_server() -> grpc.aio.Server:
+    return grpc.aio.server(options=_SERVER)
+
+
+def add_port(server: grpc.aio.Server, bind: str) -> str:
+    """Bind ``server``, port 0 meaning any; the address it is bound to. UsageError if that is impossible."""
+    host, _ = split_address(bind, "--bind")
+    try:
+        port = server.add_insecure_port(bind)
+    except RuntimeError as error:
+        raise UsageError(
+            f"the lighthouse cannot listen on {bind}; does another one run? Choose another --bind ({error})"
+        ) from error
+    return join_address(host, port)
+
+
+def _target(address: str) -> str:
+    split_address(address, "the lighthouse's address")
+    return address

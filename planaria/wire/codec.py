@@ -1,0 +1,405 @@
+"""Exact two-way conversion between the dataclasses of ``planaria.core.messages`` and their protobuf forms.
+
+Decoding trusts nothing: whatever bytes come in, the outcome is a valid value or ProtocolError. Encoding
+applies the same limits (``wire.checks``), so that a mistake shows at the sender; only free text is cut to fit
+instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TypeVar, assert_never, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from planaria.core.messages import (
+    Adopted,
+    Desired,
+    Died,
+    Drain,
+    Finished,
+    Heartbeat,
+    Hello,
+    JobSpec,
+    Kill,
+    Order,
+    Phase,
+    Policy,
+    Publish,
+    Pulse,
+    Quorum,
+    Ready,
+    Refuse,
+    Report,
+    Stop,
+    Suspected,
+    Synced,
+    Trouble,
+    Welcome,
+)
+from planaria.errors import ProtocolError
+from planaria.wire import checks
+from planaria.wire import control_pb2 as pb
+from planaria.wire.checks import (
+    clip,
+    count,
+    decode_facts,
+    decode_member,
+    decode_quorum_id,
+    encode_facts,
+    encode_member,
+    encode_quorum_id,
+    name,
+    text,
+)
+
+# Raised whenever an old and a new release would misunderstand each other; checked in Hello and in Welcome.
+PROTOCOL = 1
+
+A = TypeVar("A")
+B = TypeVar("B")
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+# The casts are for the type checker only: protobuf's enum values are plain integers at run time.
+_PHASE_OUT = {phase: cast("pb.Phase", pb.Phase.Value(f"PHASE_{phase.name}")) for phase in Phase}
+_PHASE_IN: dict[int, Phase] = {number: phase for phase, number in _PHASE_OUT.items()}
+_POLICY_OUT = {policy: cast("pb.Policy", pb.Policy.Value(f"POLICY_{policy.name}")) for policy in Policy}
+_POLICY_IN: dict[int, Policy] = {number: policy for policy, number in _POLICY_OUT.items()}
+
+
+def encode_report(report: Report) -> pb.Report:
+    """Raises ProtocolError if the report breaks a limit of the protocol."""
+    return guarded(_report_out, report)
+
+
+def decode_report(message: pb.Report) -> Report:
+    """Raises ProtocolError if the message says nothing that makes sense."""
+    return guarded(_report_in, message)
+
+
+def encode_order(order: Order) -> pb.Order:
+    """Raises ProtocolError if the order breaks a limit of the protocol."""
+    return guarded(_order_out, order)
+
+
+def decode_order(message: pb.Order) -> Order:
+    """Raises ProtocolError if the message says nothing that makes sense."""
+    return guarded(_order_in, message)
+
+
+def report_from_bytes(data: bytes) -> Report:
+    """Any bytes: a Report, or ProtocolError."""
+    return decode_report(parse(pb.Report, data))
+
+
+def order_from_bytes(data: bytes) -> Order:
+    """Any bytes: an Order, or ProtocolError."""
+    return decode_order(parse(pb.Order, data))
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """``data`` as a protobuf message of ``kind``, else ProtocolError."""
+    if len(data) > checks.MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a {kind.__name__} of {len(data)} bytes, more than {checks.MAX_MESSAGE_BYTES}")
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"not a {kind.__name__}: {error}") from error
+
+
+def guarded(convert: Callable[[A], B], value: A) -> B:
+    """``convert(value)``; what protobuf itself refuses (a number too large, text that is not Unicode) is a
+    ProtocolError too."""
+    try:
+        return convert(value)
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"cannot convert a {type(value).__name__}: {error}") from error
+
+
+# --- reports ------------------------------------------------------------------------------------------------
+
+
+def _report_out(report: Report) -> pb.Report:
+    match report:
+        case Hello():
+            return pb.Report(hello=_hello_out(report))
+        case Synced():
+            return pb.Report(synced=pb.Synced())
+        case Heartbeat(pulses):
+            checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
+            return pb.Report(heartbeat=pb.Heartbeat(pulses=[_pulse_out(pulse) for pulse in pulses]))
+        case Ready():
+            return pb.Report(ready=_ready_out(report))
+        case Adopted(member, quorum, step):
+            return pb.Report(
+                adopted=pb.Adopted(
+                    member=encode_member(member), quorum=encode_quorum_id(quorum), step=count(step, "a step")
+                )
+            )
+        case Trouble(member, quorum, step, words):
+            return pb.Report(
+                trouble=pb.Trouble(
+                    member=encode_member(member),
+                    quorum=encode_quorum_id(quorum),
+                    step=count(step, "a step"),
+                    text=clip(words),
+                )
+            )
+        case Finished(member, step, digest):
+            return pb.Report(
+                finished=pb.Finished(
+                    member=encode_member(member),
+                    step=count(step, "a step"),
+                    digest=name(digest, "a digest", empty=True),
+                )
+            )
+        case Died(member, cause):
+            return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause)))
+        case Suspected(member, why):
+            return pb.Report(suspected=pb.Suspected(member=encode_member(member), why=clip(why)))
+        case _:
+            assert_never(report)
+
+
+def _report_in(message: pb.Report) -> Report:
+    match message.WhichOneof("report"):
+        case "hello":
+            return _hello_in(message.hello)
+        case "synced":
+            return Synced()
+        case "heartbeat":
+            pulses = message.heartbeat.pulses
+            checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
+            return Heartbeat(tuple(_pulse_in(pulse) for pulse in pulses))
+        case "ready":
+            return _ready_in(message.ready)
+        case "adopted":
+            adopted = message.adopted
+            return Adopted(
+                decode_member(adopted.member), decode_quorum_id(adopted.quorum), count(adopted.step, "a step")
+            )
+        case "trouble":
+            trouble = message.trouble
+            return Trouble(
+                decode_member(trouble.member),
+                decode_quorum_id(trouble.quorum),
+                count(trouble.step, "a step"),
+                text(trouble.text, "a trouble"),
+            )
+        case "finished":
+            finished = message.finished
+            digest = name(finished.digest, "a digest", empty=True)
+            return Finished(decode_member(finished.member), count(finished.step, "a step"), digest)
+        case "died":
+            return Died(decode_member(message.died.member), text(message.died.cause, "a cause of death"))
+        case "suspected":
+            suspected = message.suspected
+            return Suspected(decode_member(suspected.member), text(suspected.why, "a suspicion"))
+        case _:
+            raise ProtocolError("a report of no known kind; is the sender of a newer version?")
+
+
+def _hello_out(hello: Hello) -> pb.Hello:
+    spec = hello.spec
+    return pb.Hello(
+        agent=name(hello.agent, "an agent's name"),
+        host=name(hello.host, "a host", empty=True),
+        spec=pb.JobSpec(
+            job=name(spec.job, "a job's name"),
+            groups=checks.integer(spec.groups, 1, checks.MAX_GROUP, "the number of groups"),
+            min_groups=checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
+            policy=_POLICY_OUT[spec.policy],
+        ),
+        protocol=PROTOCOL,
+    )
+
+
+def _hello_in(hello: pb.Hello) -> Hello:
+    _same_protocol(hello.protocol, f"agent {hello.agent[: checks.MAX_NAME]!r}")
+    spec = hello.spec
+    return Hello(
+        name(hello.agent, "an agent's name"),
+        name(hello.host, "a host", empty=True),
+        JobSpec(
+            name(spec.job, "a job's name"),
+            checks.integer(spec.groups, 1, checks.MAX_GROUP, "the number of groups"),
+            checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
+            _known(_POLICY_IN, spec.policy, "policy"),
+        ),
+    )
+
+
+def _same_protocol(theirs: int, who: str) -> None:
+    if theirs != PROTOCOL:
+        raise ProtocolError(
+            f"{who} speaks protocol {theirs}, this side {PROTOCOL}: install one release of planaria on both"
+        )
+
+
+def _known(table: dict[int, T], number: int, what: str) -> T:
+    if number not in table:
+        raise ProtocolError(f"{what} {number} is not known here; is the sender of a newer version?")
+    return table[number]
+
+
+def _pulse_out(pulse: Pulse) -> pb.Pulse:
+    return pb.Pulse(
+        member=encode_member(pulse.member),
+        phase=phase_out(pulse.phase),
+        step=count(pulse.step, "a step"),
+        quorum=encode_quorum_id(pulse.quorum),
+        loss=pulse.loss,
+        step_seconds=pulse.step_seconds,
+        pid=count(pulse.pid, "a pid"),
+    )
+
+
+def _pulse_in(pulse: pb.Pulse) -> Pulse:
+    return Pulse(
+        decode_member(pulse.member),
+        phase_in(pulse.phase),
+        count(pulse.step, "a step"),
+        decode_quorum_id(pulse.quorum),
+        pulse.loss,
+        pulse.step_seconds,
+        count(pulse.pid, "a pid"),
+    )
+
+
+def phase_out(phase: Phase) -> pb.Phase:
+    return _PHASE_OUT[phase]
+
+
+def phase_in(number: int) -> Phase:
+    return _known(_PHASE_IN, number, "phase")
+
+
+def _ready_out(ready: Ready) -> pb.Ready:
+    return pb.Ready(
+        member=encode_member(ready.member),
+        address=name(ready.address, "the address of a rendezvous store"),
+        fingerprint=encode_facts(ready.fingerprint, "a fingerprint"),
+        initial=name(ready.initial, "a digest", empty=True),
+        shards=count(ready.shards, "the number of shards"),
+        total_steps=count(ready.total_steps, "the number of steps"),
+    )
+
+
+def _ready_in(ready: pb.Ready) -> Ready:
+    return Ready(
+        decode_member(ready.member),
+        name(ready.address, "the address of a rendezvous store"),
+        decode_facts(ready.fingerprint, "a fingerprint"),
+        name(ready.initial, "a digest", empty=True),
+        count(ready.shards, "the number of shards"),
+        count(ready.total_steps, "the number of steps"),
+    )
+
+
+# --- orders -------------------------------------------------------------------------------------------------
+
+
+def _order_out(order: Order) -> pb.Order:
+    match order:
+        case Welcome(epoch):
+            checks.integer(epoch, 0, checks.MAX_NUMBER, "an epoch")
+            return pb.Order(welcome=pb.Welcome(epoch=epoch, protocol=PROTOCOL))
+        case Publish(member, quorum):
+            return pb.Order(publish=pb.Publish(member=encode_member(member), quorum=encode_quorum(quorum)))
+        case Refuse(member, reason):
+            return pb.Order(refuse=pb.Refuse(member=encode_member(member), reason=clip(reason)))
+        case Drain(member):
+            return pb.Order(drain=pb.DrainMember(member=encode_member(member)))
+        case Kill(group, signal):
+            return pb.Order(kill=pb.KillGroup(group=checks.group(group), signal=_signal(signal)))
+        case Desired(groups):
+            return pb.Order(desired=pb.Desired(groups=checks.group(groups, "the number of groups")))
+        case Stop(reason):
+            return pb.Order(stop=pb.Stop(reason=clip(reason)))
+        case _:
+            assert_never(order)
+
+
+def _order_in(message: pb.Order) -> Order:
+    match message.WhichOneof("order"):
+        case "welcome":
+            _same_protocol(message.welcome.protocol, "the lighthouse")
+            return Welcome(message.welcome.epoch)
+        case "publish":
+            return Publish(decode_member(message.publish.member), decode_quorum(message.publish.quorum))
+        case "refuse":
+            return Refuse(decode_member(message.refuse.member), text(message.refuse.reason, "a reason"))
+        case "drain":
+            return Drain(decode_member(message.drain.member))
+        case "kill":
+            return Kill(checks.group(message.kill.group), _signal(message.kill.signal))
+        case "desired":
+            return Desired(checks.group(message.desired.groups, "the number of groups"))
+        case "stop":
+            return Stop(text(message.stop.reason, "a reason"))
+        case _:
+            raise ProtocolError("an order of no known kind; is the lighthouse of a newer version?")
+
+
+def _signal(number: int) -> int:
+    return checks.integer(number, 1, 64, "a signal")  # 64: Linux's SIGRTMAX
+
+
+# --- quorums ------------------------------------------------------------------------------------------------
+
+# The newest quorum encoded: a lighthouse sends one and the same to every member, and to build it anew for
+# each of n members would be n * n work inside its event loop. A pair, replaced as a whole, so that threads
+# may share it.
+_newest: tuple[Quorum, pb.Quorum] | None = None
+
+
+def encode_quorum(quorum: Quorum) -> pb.Quorum:
+    """The caller must not modify what comes back: it may be handed out again."""
+    global _newest
+    seen = _newest
+    if seen is not None and seen[0] is quorum:
+        return seen[1]
+    _check_members(len(quorum.members), len(quorum.addresses))
+    message = pb.Quorum(
+        id=encode_quorum_id(quorum.id),
+        members=[encode_member(member) for member in quorum.members],
+        addresses=[
+            name(address, "the address of a rendezvous store", empty=True) for address in quorum.addresses
+        ],
+        urgent=quorum.urgent,
+        lineage=name(quorum.lineage, "a lineage", empty=True),
+        reason=clip(quorum.reason),
+        founding=quorum.founding,
+    )
+    _newest = (quorum, message)
+    return message
+
+
+def decode_quorum(message: pb.Quorum) -> Quorum:
+    """Members must be there, ascending by group and without repetition. An address may be empty (not known
+    yet) in what operators are shown of a quorum that was loaded from the store."""
+    _check_members(len(message.members), len(message.addresses))
+    members = tuple(decode_member(member) for member in message.members)
+    if any(left.group >= right.group for left, right in pairwise(members)):
+        raise ProtocolError(
+            f"the members of quorum {decode_quorum_id(message.id)} are not in ascending order"
+        )
+    return Quorum(
+        decode_quorum_id(message.id),
+        members,
+        tuple(
+            name(address, "the address of a rendezvous store", empty=True) for address in message.addresses
+        ),
+        message.urgent,
+        name(message.lineage, "a lineage", empty=True),
+        text(message.reason, "a reason"),
+        message.founding,
+    )
+
+
+def _check_members(members: int, addresses: int) -> None:
+    checks.integer(members, 1, checks.MAX_MEMBERS, "the number of members of a quorum")
+    if members != addresses:
+        raise ProtocolError(f"a quorum of {members} members with {addresses} addresses")

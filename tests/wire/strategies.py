@@ -1,0 +1,117 @@
+"""Hypothesis strategies for every message that travels."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import strategies as st
+
+from planaria.core.messages import (
+    Adopted,
+    Desired,
+    Died,
+    Drain,
+    Event,
+    Finished,
+    Heartbeat,
+    Hello,
+    JobSpec,
+    Kill,
+    Member,
+    Order,
+    Phase,
+    Policy,
+    Publish,
+    Pulse,
+    Quorum,
+    QuorumId,
+    Ready,
+    Refuse,
+    Report,
+    Stop,
+    Suspected,
+    Synced,
+    Trouble,
+    Welcome,
+)
+from planaria.core.roster import GroupStatus, JobStatus
+from planaria.wire import checks
+
+groups = st.integers(0, checks.MAX_GROUP)
+sizes = st.integers(1, checks.MAX_GROUP)
+counts = st.integers(0, checks.MAX_COUNT)
+numbers = st.integers(0, checks.MAX_NUMBER)
+texts = st.text(st.characters(codec="utf-8"), max_size=60)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+# Each NaN of Python's math module is one object, so that messages with it compare equal by identity of the
+# value.
+floats = st.floats(allow_nan=False) | st.just(math.nan)
+phases = st.sampled_from(Phase)
+members = st.builds(Member, groups, st.integers(0, checks.MAX_INCARNATION))
+quorum_ids = st.builds(QuorumId, numbers, numbers)
+facts = st.lists(st.tuples(names, texts), max_size=4).map(tuple)
+
+
+@st.composite
+def quorums(draw: st.DrawFn) -> Quorum:
+    chosen = draw(st.lists(members, min_size=1, max_size=6, unique_by=lambda member: member.group))
+    addresses = draw(st.lists(texts, min_size=len(chosen), max_size=len(chosen)))
+    return Quorum(
+        draw(quorum_ids),
+        tuple(sorted(chosen)),
+        tuple(addresses),
+        draw(st.booleans()),
+        draw(texts),
+        draw(texts),
+        draw(st.booleans()),
+    )
+
+
+specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy))
+pulses = st.builds(Pulse, members, phases, counts, quorum_ids, floats, floats, counts)
+reports: st.SearchStrategy[Report] = st.one_of(
+    st.builds(Hello, names, texts, specs),
+    st.builds(Synced),
+    st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
+    st.builds(Ready, members, names, facts, texts, counts, counts),
+    st.builds(Adopted, members, quorum_ids, counts),
+    st.builds(Trouble, members, quorum_ids, counts, texts),
+    st.builds(Finished, members, counts, texts),
+    st.builds(Died, members, texts),
+    st.builds(Suspected, members, texts),
+)
+orders: st.SearchStrategy[Order] = st.one_of(
+    st.builds(Welcome, numbers),
+    st.builds(Publish, members, quorums()),
+    st.builds(Refuse, members, texts),
+    st.builds(Drain, members),
+    st.builds(Kill, groups, st.integers(1, 64)),
+    st.builds(Desired, groups),
+    st.builds(Stop, texts),
+)
+events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
+group_statuses = st.builds(
+    GroupStatus,
+    members,
+    names,
+    counts,
+    quorum_ids,
+    phases,
+    floats,
+    floats,
+    counts,
+    texts,
+    st.booleans(),
+    texts,
+)
+statuses = st.builds(
+    JobStatus,
+    names,
+    numbers,
+    st.none() | quorums(),
+    st.none() | quorums(),
+    groups,
+    st.booleans(),
+    st.lists(group_statuses, max_size=3).map(tuple),
+    st.lists(events, max_size=3).map(tuple),
+)
