@@ -1,8 +1,10 @@
-"""Starting, feeding, killing and ending the contestants. Every process started here is ended here, by its pid."""
+"""Starting, feeding, killing and ending the contestants. Every process started here is ended here, by its
+pid."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -23,7 +25,8 @@ from bench.timeline import Logs
 from bench.workload import Config
 
 HERE = Path(__file__).resolve().parent
-POLL = 0.01  # seconds between looks at files: below what is measured, and cheap beside two busy cores
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+POLL = 0.02  # seconds between looks at files: all times are taken in the workers, so this only costs CPU
 
 TORCHFT_LIGHTHOUSE = {  # command-line options of its lighthouse, in milliseconds
     "default": {},
@@ -37,16 +40,27 @@ class BenchError(Exception):
     """A contestant did not do what it should have; the message ends with what it wrote."""
 
 
+def _end_with_parent() -> None:
+    """In a new child: ask the kernel to kill it when the benchmark ends, however that ends. SIGKILL, because a worker
+    that waits for its go file does not listen to anything milder."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_in_order() -> None:
+    """Make SIGTERM end the benchmark as Ctrl-C does, through every ``finally``: contestants are stopped first."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
-def wait_for(
-    done: Callable[[], bool], limit: float, what: str, each: Callable[[], None] | None = None
-) -> None:
-    """Look every POLL seconds until ``done()``; call ``each`` before each look. Raises BenchError after ``limit``."""
+def wait_for(done: Callable[[], bool], limit: float, what: str, each: Callable[[], None] | None = None) -> None:
+    """Look every POLL seconds until ``done()``; call ``each`` before each look. Raises BenchError after
+    ``limit``."""
     end = time.monotonic() + limit
     while True:
         if each:
@@ -77,9 +91,10 @@ class Contestant:
     def __init__(self, name: str, config: Config, python: str = sys.executable) -> None:
         self.name, self.python = name, python
         self.directory = Path(tempfile.mkdtemp(prefix="planaria-bench-"))
-        self.config = replace(config, directory=str(self.directory), driver=os.getpid())
+        self.config = replace(config, directory=str(self.directory))
         self.logs = Logs(self.directory)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.keep = False  # the directory, for a look at what went wrong
 
     # --- processes
 
@@ -88,7 +103,13 @@ class Contestant:
         with open(self.directory / f"{key}.out", "ab") as out:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends everything in order.
             self.processes[key] = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
 
     def worker_command(self) -> list[str]:
@@ -101,7 +122,7 @@ class Contestant:
         """Called in every wait: raise if the run is broken, restart what its supervisor would restart."""
         for key, process in self.processes.items():
             if process.poll():
-                raise BenchError(f"{self.name}: {key} ended with {process.returncode}:\n{self.tail(key)}")
+                raise BenchError(f"{key} ended with {process.returncode}")
 
     def tail(self, key: str) -> str:
         text = (self.directory / f"{key}.out").read_text(errors="replace")
@@ -111,12 +132,16 @@ class Contestant:
         for process in self.processes.values():
             end_tree(process)
         self.processes.clear()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self.keep:
+            print(f"{self.name}: what it left is in {self.directory}", file=sys.stderr)
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def wait(self, done: Callable[[], bool], limit: float, what: str) -> None:
         try:
             wait_for(done, limit, what, self.check)
         except BenchError as error:
+            self.keep = True
             tails = "\n".join(f"--- {key}\n{self.tail(key)}" for key in self.processes)
             raise BenchError(f"{self.name}: {error}\n{tails}") from error
 
@@ -162,7 +187,8 @@ class Ddp(Contestant):
 
 
 class Torchft(Contestant):
-    """Restarts ended workers itself after ``restart_after`` seconds, as a supervisor of torchft's choice would."""
+    """Restarts ended workers itself after ``restart_after`` seconds, as a supervisor of torchft's choice
+    would."""
 
     worker = "worker_torchft.py"
 
@@ -206,7 +232,7 @@ class Torchft(Contestant):
             if process.poll() is None:
                 continue
             if key == "lighthouse":
-                raise BenchError(f"{self.name}: the lighthouse ended:\n{self.tail(key)}")
+                raise BenchError("the lighthouse ended")
             if time.monotonic() >= self.due.setdefault(key, time.monotonic() + self.restart_after):
                 del self.due[key]
                 self._start_group(int(key.removeprefix("group")))
@@ -227,7 +253,9 @@ class Planaria(Contestant):
         options = ["--groups", str(self.config.groups), "--shards", shards, "--reduction", self.reduction]
         options += ["--log-dir", str(self.run_directory)]
         worker = [str(HERE / self.worker), self.config.to_json()]
-        self.spawn("agent", [self.python, "-m", "planaria", "run", *options, *worker])
+        home = str(HERE.parent)  # so that this very Planaria is measured, installed or not
+        paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.spawn("agent", [self.python, "-m", "planaria", "run", *options, *worker], {"PYTHONPATH": paths})
 
     def check(self) -> None:
         super().check()
@@ -236,18 +264,17 @@ class Planaria(Contestant):
 
     def tail(self, key: str) -> str:
         errors = sorted(self.run_directory.glob("rg*/i*/stderr.log"))
-        texts = [
-            f"{e.parent.parent.name}/{e.parent.name}: {e.read_text(errors='replace')[-1500:]}" for e in errors
-        ]
+        texts = [f"{e.parent.parent.name}/{e.parent.name}: {e.read_text(errors='replace')[-1500:]}" for e in errors]
         return "\n".join([super().tail(key), *(t for t in texts if not t.endswith(": "))])
 
     def stop(self) -> None:
         agent = self.processes.get("agent")
         if agent is not None and agent.poll() is None:
             family = psutil.Process(agent.pid).children(recursive=True)
-            agent.send_signal(signal.SIGINT)  # in order: it ends its ranks, fork server and lighthouse itself
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(timeout=15)
+            if self.config.mode == "free":  # in order: after the next commit; in blocks there may never be one
+                agent.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    agent.wait(timeout=15)
             for member in family:  # whatever it left, if it was broken
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()

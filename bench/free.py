@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,25 +12,17 @@ from bench.contestants import TORCHFT_LIGHTHOUSE, Contestant, Planaria, Torchft
 from bench.peers import Peer, ensure
 from bench.workload import BATCH, SIZES, Config
 
-START_LIMIT = (
-    180.0  # seconds: imports of all groups at once on two busy cores, torchft's default join time of 60 s
-)
+START_LIMIT = 180.0  # seconds: imports of all groups at once on two busy cores, torchft's default join time of 60 s
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--peers", default="torchft", help="torchft, or empty for none (default: %(default)s)")
     p.add_argument("--settings", default="tuned,default", help=f"of torchft: {', '.join(TORCHFT_LIGHTHOUSE)}")
-    p.add_argument(
-        "--ours", default="tree", help="reductions of Planaria, empty for none (default: %(default)s)"
-    )
+    p.add_argument("--ours", default="tree", help="reductions of Planaria, empty for none (default: %(default)s)")
     p.add_argument("--groups", type=int, default=4)
-    p.add_argument(
-        "--shards", type=int, default=0, help="of Planaria, a divisor of 16 * groups (default: groups)"
-    )
+    p.add_argument("--shards", type=int, default=0, help="of Planaria, a divisor of 16 * groups (default: groups)")
     p.add_argument("--size", default="3M", choices=SIZES)
-    p.add_argument(
-        "--sleep", type=float, default=0.02, help="seconds added to each step (default: %(default)s)"
-    )
+    p.add_argument("--sleep", type=float, default=0.02, help="seconds added to each step (default: %(default)s)")
     p.add_argument(
         "--restart-after",
         type=float,
@@ -41,6 +32,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "torchft are started again; Planaria does it itself (default: at once)",
     )
     p.add_argument("--seed", type=int, default=0, help="of the choice of victims and moments")
+    p.add_argument("--keep", action="store_true", help="keep the logs of the runs and say where they are")
     p.add_argument("--json", metavar="FILE", help="write everything that was measured")
 
 
@@ -53,11 +45,13 @@ def peer_of(args: argparse.Namespace) -> Peer | None:
 
 
 def line_up(args: argparse.Namespace, peer: Peer | None) -> list[Contestant]:
-    config = Config("free", "", args.groups, os.getpid(), args.size, sleep=args.sleep, shards=args.shards)
+    config = Config("free", "", args.groups, args.size, sleep=args.sleep, shards=args.shards)
     found: list[Contestant] = [Planaria(f"planaria {r}", config, r) for r in words(args.ours)]
     if peer:
         for s in words(args.settings):
             found.append(Torchft(f"torchft {s}", replace(config, settings=s), peer, args.restart_after))
+    for contestant in found:
+        contestant.keep = args.keep
     return found
 
 

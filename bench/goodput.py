@@ -2,9 +2,9 @@
 
     python bench/goodput.py --peers torchft --every 10 --minutes 5
 
-For each contestant: a quiet phase, the phase with kills, another quiet phase; the rate without failures is that of both
-quiet phases together, measured in the same life of the same run. A step counts once, with the samples that really went
-into its update, whoever committed it.
+For each contestant: a quiet phase, the phase with kills, another quiet phase; the rate without failures is
+that of both quiet phases together, measured in the same life of the same run. A step counts once, with the
+samples that really went into its update, whoever committed it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import free, report, timeline
-from bench.contestants import BenchError, Contestant
+from bench.contestants import BenchError, Contestant, end_in_order
 from bench.peers import PeerError
 
 
@@ -111,6 +111,7 @@ def row(r: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     args = parse()
+    end_in_order()
     peer = free.peer_of(args)
     environment = report.environment(peer.versions if peer else None)
     print(report.header(environment), flush=True)

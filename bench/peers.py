@@ -2,8 +2,8 @@
 
     python bench/peers.py            # builds it if needed and prints where it is and what is in it
 
-torchft pulls in packages that Planaria does not want, and must not decide which torch Planaria is measured with.
-Environment variables:
+torchft pulls in packages that Planaria does not want, and must not decide which torch Planaria is measured
+with. Environment variables:
 
 - ``PLANARIA_BENCH_CACHE``: where environments are kept (default ``~/.cache/planaria-bench``).
 - ``PLANARIA_BENCH_TORCHFT``: the requirement to install (default: the nightly that RESULTS.md was measured with).
@@ -91,9 +91,7 @@ def _build(venv: Path, torch: str, torchft: str) -> dict[str, str]:
     # torch first and exactly pinned: left to torchft's ">=", pip takes the newest build with gigabytes of CUDA.
     _run([*pip, f"torch=={torch}", "numpy"], f"installing torch {torch} for torchft")
     _run([*pip, f"torch=={torch}", torchft], f"installing {torchft}")
-    versions: dict[str, str] = json.loads(
-        _run([python, "-c", ASK_VERSIONS % (PACKAGES,)], "importing torchft")
-    )
+    versions: dict[str, str] = json.loads(_run([python, "-c", ASK_VERSIONS % (PACKAGES,)], "importing torchft"))
     return versions
 
 
@@ -109,9 +107,7 @@ def ensure() -> Peer:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PeerError(
-            f"cannot make {root}: {error}; set PLANARIA_BENCH_CACHE to a folder you can write"
-        ) from error
+        raise PeerError(f"cannot make {root}: {error}; set PLANARIA_BENCH_CACHE to a folder you can write") from error
     with open(root / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two benchmarks started together build it once
         if not ready.exists():

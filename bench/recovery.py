@@ -1,11 +1,12 @@
-"""One of several groups is killed with SIGKILL, again and again: how soon do the others commit, and what is lost?
+"""One of several groups is killed with SIGKILL, again and again: how soon do the others commit, and what is
+lost?
 
     python bench/recovery.py --peers torchft --kills 12
 
-Every worker appends a line to a log for each attempt and each commit (bench/workload.py), stamped with one clock, so
-all contestants are judged from the outside by the same rules (bench/timeline.py). The number of samples in an update
-is read from a gradient that counts them. A kill waits until all groups have made --settle commits at full strength,
-then for a random moment.
+Every worker appends a line to a log for each attempt and each commit (bench/workload.py), stamped with one
+clock, so all contestants are judged from the outside by the same rules (bench/timeline.py). The number of
+samples in an update is read from a gradient that counts them. A kill waits until all groups have made
+--settle commits at full strength, then for a random moment.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import free, report, timeline
-from bench.contestants import BenchError, Contestant
+from bench.contestants import BenchError, Contestant, end_in_order
 from bench.peers import PeerError
 
 
@@ -33,8 +34,7 @@ def parse() -> argparse.Namespace:
         "--default-kills",
         type=int,
         default=4,
-        help="kills of torchft's default and readme settings, "
-        "which can take minutes each (default: %(default)s)",
+        help="kills of torchft's default and readme settings, which can take minutes each (default: %(default)s)",
     )
     p.add_argument("--settle", type=int, default=20, help="commits at full strength before a kill")
     p.add_argument("--limit", type=float, default=300.0, help="seconds that one recovery may take")
@@ -44,9 +44,7 @@ def parse() -> argparse.Namespace:
 def one_kill(c: Contestant, rng: random.Random, args: argparse.Namespace, full: int) -> dict[str, Any]:
     since = time.monotonic()
     limit = max(args.limit, free.START_LIMIT)
-    c.wait(
-        lambda: timeline.steady(c.logs.lives, args.groups, since, args.settle, full), limit, "full strength"
-    )
+    c.wait(lambda: timeline.steady(c.logs.lives, args.groups, since, args.settle, full), limit, "full strength")
     free.let_run(c, rng.uniform(0.3, 0.8))
     watch, victim = report.LoadWatch(), rng.randrange(args.groups)
     at = c.kill(victim)
@@ -125,6 +123,7 @@ def row(name: str, records: list[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     args = parse()
+    end_in_order()
     peer = free.peer_of(args)
     environment = report.environment(peer.versions if peer else None)
     print(report.header(environment), flush=True)

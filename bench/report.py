@@ -46,13 +46,15 @@ def paired_ratios(values: Mapping[int, float], base: Mapping[int, float]) -> lis
 
 
 def rank_mean(per_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Per step, the mean over ranks. Ranks wait for each other in each step, so their means over a block agree;
-    the slowest rank of each step would count the same delay twice when the ranks take turns at being late."""
+    """Per step, the mean over ranks. Ranks wait for each other in each step, so their means over a block
+    agree; the slowest rank of each step would count the same delay twice when the ranks take turns at being
+    late."""
     return [statistics.fmean(step) for step in zip(*per_rank, strict=True)]
 
 
 def rotated(names: Sequence[str], round_number: int) -> list[str]:
-    """The order of a round: everybody is first once, so that no one always runs on a warm or a throttled machine."""
+    """The order of a round: everybody is first once, so that no one always runs on a warm or a throttled
+    machine."""
     shift = round_number % len(names) if names else 0
     return [*names[shift:], *names[:shift]]
 
@@ -72,9 +74,7 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _version(name: str) -> str:
@@ -85,7 +85,8 @@ def _version(name: str) -> str:
 
 
 def environment(peers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What was measured where: recorded at the start of each benchmark. ``peers``: versions in torchft's venv."""
+    """What was measured where: recorded at the start of each benchmark. ``peers``: versions in torchft's
+    venv."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
@@ -114,7 +115,8 @@ def busy_seconds() -> float:
 
 
 def own_seconds() -> float:
-    """CPU seconds of this process and of all that it started, ended ones included if their parents waited for them."""
+    """CPU seconds of this process and of all that it started, ended ones included if their parents waited for
+    them."""
     me, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     total = me.ru_utime + me.ru_stime + ended.ru_utime + ended.ru_stime
     for child in psutil.Process().children(recursive=True):

@@ -2,10 +2,10 @@
 
     python bench/step.py --peers ddp,torchft --rounds 7 --sizes 0.1M,3M,30M --groups 2
 
-All contestants are alive at once and take turns: in each round, each runs a block of steps while the others stand
-still, in an order that rotates. Same network, data, batch per group, optimizer (SGD) and threads (1). A step's time is
-taken inside the workers and is the mean over ranks; a block's figure is the median of its steps; ratios are taken
-within a round. Round 0 warms up and is not counted.
+All contestants are alive at once and take turns: in each round, each runs a block of steps while the others
+stand still, in an order that rotates. Same network, data, batch per group, optimizer (SGD) and threads (1). A
+step's time is taken inside the workers and is the mean over ranks; a block's figure is the median of its
+steps; ratios are taken within a round. Round 0 warms up and is not counted.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import report
-from bench.contestants import BenchError, Contestant, Ddp, Planaria, Torchft
+from bench.contestants import BenchError, Contestant, Ddp, Planaria, Torchft, end_in_order
 from bench.peers import Peer, PeerError, ensure
 from bench.quiet import wait_quiet
 from bench.workload import SIZES, Config
@@ -28,12 +29,8 @@ BLOCK = {"tiny": (10, 200), "0.1M": (10, 200), "3M": (5, 60), "30M": (2, 15)}  #
 
 def parse() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument(
-        "--peers", default="ddp,torchft", help="of ddp, torchft; empty for none (default: %(default)s)"
-    )
-    p.add_argument(
-        "--ours", default="fast,tree", help="reductions of Planaria, empty for none (default: %(default)s)"
-    )
+    p.add_argument("--peers", default="ddp,torchft", help="of ddp, torchft; empty for none (default: %(default)s)")
+    p.add_argument("--ours", default="fast,tree", help="reductions of Planaria, empty for none (default: %(default)s)")
     p.add_argument("--settings", default="default,tuned", help="of torchft (default: %(default)s)")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--sizes", default="0.1M,3M,30M", help=f"of {', '.join(SIZES)}")
@@ -44,8 +41,7 @@ def parse() -> argparse.Namespace:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="wait before each block until others use "
-        "less than this share of the machine (default: do not wait)",
+        help="wait before each round until others use less than this share of the machine (default: do not wait)",
     )
     p.add_argument("--json", metavar="FILE", help="write everything that was measured")
     return p.parse_args()
@@ -57,29 +53,29 @@ def words(text: str) -> list[str]:
 
 def line_up(args: argparse.Namespace, peer: Peer | None, size: str) -> list[Contestant]:
     warmup, steps = BLOCK[size]
-    config = Config("blocks", "", args.groups, 0, size, warmup, args.steps or steps, blocks=args.rounds + 1)
+    config = Config("blocks", "", args.groups, size, warmup, args.steps or steps, blocks=args.rounds + 1)
     found: list[Contestant] = []
     if "ddp" in words(args.peers):
         found.append(Ddp("ddp", config))
     found += [Planaria(f"planaria {r}", config, r) for r in words(args.ours)]
     if peer:
         for s in words(args.settings):
-            found.append(Torchft(f"torchft {s}", Config(**{**vars(config), "settings": s}), peer))
+            found.append(Torchft(f"torchft {s}", replace(config, settings=s), peer))
     return found
 
 
 def measure(contestants: list[Contestant], rounds: int, quiet: float) -> list[dict[str, Any]]:
     """Run all rounds; give one record per block."""
     by_name = {c.name: c for c in contestants}
-    records = []
+    records: list[dict[str, Any]] = []
     for contestant in contestants:
         contestant.start()
         contestant.arrive(0)  # one after the other: imports of all at once would fill the cores for long
-    for number in range(rounds + 1):
+    for number in range(rounds + 1):  # round 0 warms up
+        if quiet:
+            wait_quiet(quiet)
         for name in report.rotated(list(by_name), number):
             by_name[name].arrive(number)
-            if quiet:
-                wait_quiet(quiet)
             watch = report.LoadWatch()
             seconds = by_name[name].run_block(number)
             mean = report.rank_mean(seconds)
@@ -107,9 +103,7 @@ def summarize(size: str, names: list[str], records: list[dict[str, Any]]) -> lis
         row = [size, name, report.spread(list(by_round(name, "median").values())).text(2, 1e3)]
         for key in ("median", "mean"):
             base = by_round("ddp", key)
-            row.append(
-                report.spread(report.paired_ratios(by_round(name, key), base)).text(3) if base else "-"
-            )
+            row.append(report.spread(report.paired_ratios(by_round(name, key), base)).text(3) if base else "-")
         others = report.spread([r["others"] for r in records if r["name"] == name])
         rows.append([*row, f"{others.median:.0%} (max {others.high:.0%})"])
     return rows
@@ -120,6 +114,7 @@ HEADER = ("size", "contestant", "step ms", "x DDP (median step)", "x DDP (mean s
 
 def main() -> int:
     args = parse()
+    end_in_order()
     peer = ensure() if "torchft" in words(args.peers) else None
     environment = report.environment(peer.versions if peer else None)
     print(report.header(environment), flush=True)

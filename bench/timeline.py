@@ -1,13 +1,14 @@
 """From the workers' logs to figures: pure functions over lives, and the reader that follows the files.
 
-All times are seconds of CLOCK_MONOTONIC. A **life** is one process of one group, from its start to its end. The
-rules are the same for every contestant and use nothing that a library says about itself except "this attempt was
-committed" and "I took part".
+All times are seconds of CLOCK_MONOTONIC. A **life** is one process of one group, from its start to its end.
+The rules are the same for every contestant and use nothing that a library says about itself except "this
+attempt was committed" and "I took part".
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -54,8 +55,13 @@ class Life:
         else:
             raise ValueError(f"unknown line in a commit log: {line!r}")
 
+    def until(self, at: float) -> int:
+        """How many commits were made at ``at`` or before. A bisection: runs have 100,000 commits, and the benchmark
+        that looks at them shares the cores with what it measures."""
+        return bisect_right(self.commits, at, key=lambda c: c.at)
+
     def since(self, start: float, end: float = float("inf")) -> list[Commit]:
-        return [c for c in self.commits if start < c.at <= end]
+        return self.commits[self.until(start) : self.until(end)]
 
 
 class Logs:
@@ -73,6 +79,8 @@ class Logs:
                 self.lives.setdefault(life.group, []).append(life)
                 self._known[path.name] = (life, 0)
             life, offset = self._known[path.name]
+            if path.stat().st_size == offset:
+                continue
             with path.open("rb") as file:
                 file.seek(offset)
                 text = file.read()
@@ -90,11 +98,12 @@ class Logs:
 
 
 def next_commit(commits: Sequence[float], at: float) -> float | None:
-    """When the commit came that a loss at ``at`` held up, by a survivor's commit times; None if not known yet.
+    """When the commit came that a loss at ``at`` held up, by a survivor's commit times; None if not known
+    yet.
 
-    The step in flight may be committed with the victim's contribution, when that was already on the wire; then it is
-    the step after it that is held up. So of the first two gaps after the last commit before the loss, the longer one
-    is taken: that never makes a contestant look better than it is.
+    The step in flight may be committed with the victim's contribution, when that was already on the wire;
+    then it is the step after it that is held up. So of the first two gaps after the last commit before the
+    loss, the longer one is taken: that never makes a contestant look better than it is.
     """
     before = [c for c in commits if c <= at]
     after = [c for c in commits if c > at][:2]
@@ -112,9 +121,7 @@ class Loss:
     slowest: float  # next commit by the slowest survivor; one that crashed counts from its next life
     crashed: int  # survivors that ended too
     discarded: int  # attempts of survivors that were thrown away until then, all survivors together
-    samples_lost: (
-        int  # missing in the steps committed until full strength, plus those of the discarded attempts
-    )
+    samples_lost: int  # missing in the steps committed until full strength, plus those of the discarded attempts
     back: float  # until the killed group takes part in a commit again
 
 
@@ -122,26 +129,25 @@ def survivor_recovery(lives: Sequence[Life], at: float) -> float | None:
     """When this survivor was through the loss at ``at``, as a time; None if it is not yet."""
     living = [life for life in lives if life.started <= at]
     if living:
-        found = next_commit([c.at for c in living[-1].commits], at)
+        here = living[-1].until(at)
+        found = next_commit([c.at for c in living[-1].commits[max(0, here - 1) : here + 2]], at)
         if found is not None:
             return found
-    reborn = [c.at for life in lives if life.started > at for c in life.commits if c.took_part]
-    return min(reborn, default=None)
+    return take_part_again(lives, at)
 
 
 def take_part_again(lives: Sequence[Life], at: float) -> float | None:
     """When a group whose process was killed at ``at`` first took part in a commit again; None if it has not yet."""
-    return min(
-        (c.at for life in lives if life.started > at for c in life.commits if c.took_part), default=None
-    )
+    return next((c.at for life in lives if life.started > at for c in life.commits if c.took_part), None)
 
 
 def loss(lives: dict[int, list[Life]], victim: int, at: float, full: int) -> Loss | None:
-    """Judge the kill of ``victim`` at ``at``; ``full`` = samples of a step at full strength. None: not over yet."""
+    """Judge the kill of ``victim`` at ``at``; ``full`` = samples of a step at full strength. None: not over
+    yet."""
+    back = take_part_again(lives[victim], at)
     survivors = {group: of for group, of in lives.items() if group != victim}
     through = [survivor_recovery(of, at) for of in survivors.values()]
     times = [t for t in through if t is not None]
-    back = take_part_again(lives[victim], at)
     if back is None or not times or len(times) < len(through):
         return None
     everyone = [life for of in survivors.values() for life in of]
@@ -155,19 +161,22 @@ def loss(lives: dict[int, list[Life]], victim: int, at: float, full: int) -> Los
 
 
 def once(lives: Iterable[Life], start: float, end: float) -> dict[int, int]:
-    """Samples of each step committed in (start, end], each step counted once whoever committed it and however often.
+    """Samples of each step committed in (start, end], each step counted once whoever committed it and however
+    often.
 
     If a step was first committed before ``start`` it is not counted again.
     """
+    everyone = list(lives)
     samples: dict[int, int] = {}
-    earlier: set[int] = set()
-    for life in lives:
-        for c in life.commits:
-            if c.at <= start:
-                earlier.add(c.step)
-            elif c.at <= end:
-                samples[c.step] = max(samples.get(c.step, 0), c.samples)
-    return {step: n for step, n in samples.items() if step not in earlier}
+    for c in (c for life in everyone for c in life.since(start, end)):
+        samples[c.step] = max(samples.get(c.step, 0), c.samples)
+    lowest = min(samples, default=0)
+    for life in everyone:
+        for c in reversed(life.commits[: life.until(start)]):
+            if c.step < lowest:
+                break  # steps of a life rise, but for steps taken back
+            samples.pop(c.step, None)
+    return samples
 
 
 def missing(lives: Iterable[Life], start: float, end: float, full: int) -> int:

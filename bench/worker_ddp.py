@@ -1,4 +1,5 @@
-"""torch DistributedDataParallel on gloo with its default settings; blocks only, since it does not survive a failure."""
+"""torch DistributedDataParallel on gloo with its default settings; blocks only, since it does not survive a
+failure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Planaria as its README shows it. With as many shards as groups, shard v of step s has the data that group v of a
-peer has in step s."""
+"""Planaria as its README shows it. With as many shards as groups, shard v of step s has the data that group v
+of a peer has in step s."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from bench.workload import (
     Config,
     Counted,
     Samples,
-    end_if_orphaned,
-    env_int,
     limit_threads,
     loss_function,
     make_net,
@@ -38,12 +36,12 @@ def sharded(samples: Samples, config: Config) -> pt.ShardedDataset:
     return pt.ShardedDataset(samples, batch_size=config.shard_batch, collate_fn=as_it_is, shuffle=False)
 
 
-def run_blocks(config: Config, group: int, job: pt.Job) -> None:
+def run_blocks(config: Config, job: pt.Job) -> None:
     net, width, classes = make_net(config.size, config.seed)
     data, lossf = sharded(Samples(width, classes, config.seed), config), loss_function()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     job.protect(model=net, optimizer=optimizer)
-    blocks = Blocks(config, group)
+    blocks = Blocks(config, job.group)
     for step in job.steps(config.total_steps):
         blocks.before()
         for x, y in step.batches(data):
@@ -52,23 +50,20 @@ def run_blocks(config: Config, group: int, job: pt.Job) -> None:
         blocks.after()
 
 
-def run_free(config: Config, group: int, job: pt.Job) -> None:
-    log = CommitLog(config, group)
+def run_free(config: Config, job: pt.Job) -> None:
+    log = CommitLog(config, job.group)
     net, width, classes = make_net(config.size, config.seed)
     data, lossf = sharded(Samples(width, classes, config.seed), config), loss_function()
     model = Counted(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     job.protect(model=model, optimizer=optimizer)
     for step in job.steps(ENDLESS):
-        end_if_orphaned(config)
         log.attempt(step.index)
         batches = 0
         for x, y in step.batches(data):
             logits, zero = model(x)
             loss = lossf(logits, y) + zero
-            time.sleep(
-                config.sleep * config.groups / job.shards
-            )  # work belongs to a shard: inherited ones cost too
+            time.sleep(config.sleep * config.groups / job.shards)  # work belongs to a shard: inherited ones cost too
             loss.backward()
             step.record(loss=loss.item())
             batches += 1
@@ -81,7 +76,7 @@ def main() -> None:
     config = Config.from_argv()
     limit_threads()
     job = pt.init(shards=config.shard_count, seed=config.seed)
-    (run_blocks if config.mode == "blocks" else run_free)(config, env_int("PLANARIA_GROUP"), job)
+    (run_blocks if config.mode == "blocks" else run_free)(config, job)
 
 
 if __name__ == "__main__":

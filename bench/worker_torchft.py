@@ -1,4 +1,5 @@
-"""torchft as its README shows it: DistributedDataParallel and Optimizer around a Manager, gloo, asynchronous quorum."""
+"""torchft as its README shows it: DistributedDataParallel and Optimizer around a Manager, gloo, asynchronous
+quorum."""
 
 from __future__ import annotations
 
@@ -21,7 +22,6 @@ from bench.workload import (
     Config,
     Counted,
     Samples,
-    end_if_orphaned,
     env_int,
     limit_threads,
     loss_function,
@@ -39,7 +39,7 @@ def make_manager(
     def save() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     manager = Manager(
         pg=ProcessGroupGloo(),
         load_state_dict=load,
@@ -91,7 +91,6 @@ def run_free(config: Config, group: int) -> None:
     manager.should_commit = watched
     try:
         while True:
-            end_if_orphaned(config)
             step = manager.current_step()
             log.attempt(step)
             x, y = data.batch(step, group, config.groups)
@@ -122,9 +121,7 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(3)
-    os._exit(
-        0
-    )  # torchft's threads outlive the main thread, and its shutdown can wait for peers that are gone
+    os._exit(0)  # torchft's threads outlive the main thread, and its shutdown can wait for peers that are gone
 
 
 if __name__ == "__main__":

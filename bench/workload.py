@@ -1,9 +1,10 @@
-"""What every contestant trains, and how every contestant is watched. Imported by all workers, needs only torch.
+"""What every contestant trains, and how every contestant is watched. Imported by all workers, needs only
+torch.
 
-A worker runs in one of two modes. In **blocks** it stops before each block of steps until the driver lets the block
-go, so that contestants can stay alive and still never run at the same time. In **free** mode it trains on, and
-appends a line to a log for each attempt at a step, so that all contestants are timed from the outside by one clock
-(CLOCK_MONOTONIC, the same in all processes of a machine).
+A worker runs in one of two modes. In **blocks** it stops before each block of steps until the driver lets the
+block go, so that contestants can stay alive and still never run at the same time. In **free** mode it trains
+on, and appends a line to a log for each attempt at a step, so that all contestants are timed from the outside
+by one clock (CLOCK_MONOTONIC, the same in all processes of a machine).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +44,6 @@ class Config:
     mode: str  # "blocks" or "free"
     directory: str  # where logs, results and go files lie
     groups: int
-    driver: int  # pid of the benchmark; a worker whose benchmark is gone ends itself
     size: str = "3M"
     warmup: int = 5  # steps at the start of each block that are not timed
     steps: int = 20  # timed steps of a block
@@ -76,10 +77,10 @@ class Config:
 class Counted(nn.Module):
     """A network with one more parameter that counts the samples in an update, whoever computed them.
 
-    The second output is always 0, with gradient 1. Added to each batch's loss it makes the reduced gradient of
-    ``count`` equal (batches that went into the update) / (the divisor of the reduction): what was *really* summed,
-    not what a library says. Divisors are small powers of two or the number of summands, so the value is exact enough
-    to round.
+    The second output is always 0, with gradient 1. Added to each batch's loss it makes the reduced gradient
+    of ``count`` equal (batches that went into the update) / (the divisor of the reduction): what was *really*
+    summed, not what a library says. Divisors are small powers of two or the number of summands, so the value
+    is exact enough to round.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -91,7 +92,8 @@ class Counted(nn.Module):
         return self.net(x), self.count - self.count.detach()
 
     def samples(self, divisor: int, batch: int) -> int:
-        """Samples in the update whose reduced gradients are in ``.grad`` now, given batches of ``batch`` samples."""
+        """Samples in the update whose reduced gradients are in ``.grad`` now, given batches of ``batch``
+        samples."""
         grad = self.count.grad
         return 0 if grad is None else round(float(grad) * divisor) * batch
 
@@ -101,7 +103,7 @@ def make_net(size: str, seed: int) -> tuple[nn.Sequential, int, int]:
     widths = SIZES[size]
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1]), widths[0], widths[-1]
 
@@ -125,24 +127,17 @@ class Samples(SampleSet):
         return self.x[indices], self.y[indices]
 
     def batch(self, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-        """The batch of one group, a pure function of the step and the group. A view: peers pay nothing for data."""
+        """The batch of one group, a pure function of the step and the group. A view: peers pay nothing for
+        data."""
         start = (step * parts + part) * BATCH % DATASET
         return self.x[start : start + BATCH], self.y[start : start + BATCH]
-
-
-def end_if_orphaned(config: Config) -> None:
-    """End this process when the benchmark that it belongs to is gone, so that nothing is ever left behind."""
-    try:
-        os.kill(config.driver, 0)
-    except ProcessLookupError:
-        os._exit(0)
 
 
 class Blocks:
     """Waits before a block for the driver's go file, and times the steps of the block.
 
-    A step lasts from the end of the one before to its own end, so everything between is in it: fetching the batch,
-    the optimizer, whatever a library does between steps.
+    A step lasts from the end of the one before to its own end, so everything between is in it: fetching the
+    batch, the optimizer, whatever a library does between steps.
     """
 
     def __init__(self, config: Config, who: int) -> None:
@@ -157,7 +152,6 @@ class Blocks:
             block = self.done // per_block
             (self.directory / f"at.{block}.{self.who}").touch()
             while not (self.directory / f"go.{block}").exists():
-                end_if_orphaned(self.config)
                 time.sleep(0.01)  # idle contestants must cost nothing; warm-up steps absorb the uneven start
             self.marks = [time.perf_counter()]
 
@@ -168,10 +162,11 @@ class Blocks:
         per_block = self.config.warmup + self.config.steps
         if self.done % per_block == 0:
             timed = self.marks[self.config.warmup :]
-            seconds = [b - a for a, b in zip(timed, timed[1:], strict=False)]
+            seconds = [b - a for a, b in pairwise(timed)]
             path = self.directory / f"block.{self.done // per_block - 1}.{self.who}"
-            path.with_suffix(path.suffix + "part").write_text(json.dumps(seconds))
-            path.with_suffix(path.suffix + "part").rename(path)
+            part = path.with_name(path.name + ".part")  # the driver must see it whole
+            part.write_text(json.dumps(seconds))
+            part.rename(path)
 
 
 class CommitLog:
@@ -187,7 +182,8 @@ class CommitLog:
         self.file.write(line + "\n")
 
     def attempt(self, step: int) -> None:
-        """Work on ``step`` begins. Two attempts at a step without a commit between: the first one was discarded."""
+        """Work on ``step`` begins. Two attempts at a step without a commit between: the first one was
+        discarded."""
         self._write(f"attempt {step} {time.monotonic_ns()}")
 
     def commit(self, step: int, samples: int, took_part: bool) -> None:

@@ -1,4 +1,4 @@
-"""The loop of plain_loop.py with Planaria. Run it alone, or: planaria run --groups 4 plain_loop_planaria.py"""
+"""The loop of plain_loop.py with Planaria. Alone: python; unkillable: planaria run --groups 4."""
 
 import torch
 import torch.nn.functional as F
@@ -8,17 +8,15 @@ import planaria.torch as pt
 
 job = pt.init(shards=4, seed=0)
 x = torch.randn(4096, 16)
-train_set = TensorDataset(x, (x.sin().sum(dim=1) > 0).long())
-
+y = (x.sin().sum(dim=1) > 0).long()
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 job.protect(model=model, optimizer=optimizer)
-data = pt.ShardedDataset(train_set, batch_size=8)
+data = pt.ShardedDataset(TensorDataset(x, y), batch_size=8)
 
 for step in job.steps(128):
     for inputs, labels in step.batches(data):
-        loss = F.cross_entropy(model(inputs), labels)
-        loss.backward()
-        step.record(loss=loss)
+        F.cross_entropy(model(inputs), labels).backward()
     optimizer.step()
-    print(f"step {step.index}: loss {step.metrics['loss']:.4f}")
+
+print(f"right: {(model(x).argmax(dim=1) == y).float().mean():.1%}")

@@ -1,7 +1,7 @@
-"""Train a tiny language model on Python's own source code. Kill any part of it at any time: same steps, same bits.
+"""Train a tiny language model on Python's own source code. Kill any part of it at any time: same bits.
 
-planaria run --groups 4 --shards 8 examples/tiny_lm.py      four groups; one that dies is started again
-python examples/tiny_lm.py                                  alone: a job of one group, with the same weights at the end
+planaria run --groups 4 --shards 8 examples/tiny_lm.py    four groups; one that dies is started again
+python examples/tiny_lm.py                                alone: one group, the same weights at the end
 """
 
 import argparse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib.machinery
 import io
 import json
@@ -38,6 +39,7 @@ def become_rank(request: ForkRequest, middle: int, path: list[str], keep: frozen
         os.environ.update(request.env)
         os.chdir(request.cwd)
         _reseed()
+        faulthandler.enable()  # a crash in native code leaves its stacks in the log: nobody can ask again
         code = _run(request, path)
     except BaseException:
         # Nothing may escape into the fork server's loop, whose stack lies below this frame.

@@ -1,1 +1,1 @@
-"""Pure logic: no I/O, no clock, no threads, no torch. Everything that decides is here, and takes time as an argument."""
+"""Pure logic: no I/O, no clock, no threads, no torch. All decisions are here; time is an argument."""

@@ -1,8 +1,8 @@
 """Which member computes which shards.
 
-Every member computes these functions on its own from the same roll call and acts on the result, so they must give
-the same answer everywhere: weights become small integers first, and from there on only integers and fractions are
-compared. Ties go to the lower rank, and nothing depends on the order of a hash table.
+Every member computes these functions on its own from the same roll call and acts on the result, so they must
+give the same answer everywhere: weights become small integers first, and from there on only integers and
+fractions are compared. Ties go to the lower rank, and nothing depends on the order of a hash table.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from planaria.core.tree import Node, children, maximal_nodes, root
 
@@ -19,6 +20,11 @@ Shards = frozenset[int]
 # Speeds are told apart to one part in a thousand of the fastest: finer than any step time can be measured.
 RESOLUTION = 1000
 
+# Step times of equal machines scatter by several per cent. Within an eighth of the usual speed members count
+# as equal: below eight shards a member it could not move a whole one anyway, and shards that move back and
+# forth with the noise cost buffers every time.
+SAME_SPEED = 1.125
+
 _MISSING = -1  # nobody holds the node
 _MIXED = -2  # no single member holds the node
 
@@ -26,32 +32,49 @@ _MIXED = -2  # no single member holds the node
 def contiguous(shards: int, weights: Sequence[float]) -> tuple[Shards, ...]:
     """One contiguous run of shards for each member, by rank, proportional to its weight.
 
-    ``weights[r]`` is the number of shards that rank r computes per unit of time, in any unit common to all. One that
-    is no measurement (zero, negative, infinite, NaN) counts as the median of the others: a newcomer has none yet.
-    Largest remainders decide the rounding; every member gets at least one shard if there are enough.
+    ``weights[r]`` is the number of shards that rank r computes per unit of time, in any unit common to all.
+    One that is no measurement (zero, negative, infinite, NaN) counts as the median of the others: a newcomer
+    has none yet. Largest remainders decide the rounding; every member gets at least one shard if there are
+    enough.
     """
-    speeds = _speeds(weights)
-    # Which of the members with equal remainders get one more is free. Giving it to the first or to the last of them
-    # finds the split into whole subtrees if an even one exists: apart from 1 and 2, only one of two successive
-    # counts can be a power of two, and subtrees of other sizes exist only at the end.
+    return _contiguous(shards, _speeds(weights))
+
+
+@lru_cache(maxsize=64)  # asked for after every step, and the answer rarely changes
+def _contiguous(shards: int, speeds: tuple[int, ...]) -> tuple[Shards, ...]:
+    # Which of the members with equal remainders get one more is free. Giving it to the first or to the last
+    # of them finds the split into whole subtrees if an even one exists: apart from 1 and 2, only one of two
+    # successive counts can be a power of two, and subtrees of other sizes exist only at the end.
     splits = [_runs(_shares(shards, speeds, last_first)) for last_first in (False, True)]
     return min(splits, key=lambda runs: sum(len(maximal_nodes(run, shards)) for run in runs))
 
 
-def slots(shards: int, groups: int) -> tuple[Shards, ...]:
-    """For policy ``shrink``: the shards of group g, at index g, whoever else is there."""
-    return contiguous(shards, (1.0,) * groups)
+def weights_of(seconds_per_shard: Sequence[float]) -> tuple[float, ...]:
+    """Weights for ``contiguous`` and ``fill`` from measured times; 0.0 (unknown) where there is none."""
+    speeds = [_inverse(seconds) for seconds in seconds_per_shard]
+    known = sorted(speed for speed in speeds if speed)
+    if not known:
+        return tuple(speeds)
+    usual = known[(len(known) - 1) // 2]
+    return tuple(usual if usual / SAME_SPEED <= speed <= usual * SAME_SPEED else speed for speed in speeds)
+
+
+def slots(shards: int, groups: int) -> dict[int, Shards]:
+    """For policy ``shrink``: the shards of each group id below ``groups``, whoever else is there."""
+    return dict(enumerate(contiguous(shards, (1.0,) * groups)))
 
 
 def dedupe(shards: int, have: Sequence[Shards]) -> tuple[Shards, ...]:
     """What each member's holdings count for if some shards are held twice.
 
-    That happens when a member that was away comes back with work that another has done in its place. Members hold
-    sums of whole subtrees (``maximal_nodes`` of their shards), and a sum cannot be taken apart again; so of two
-    nodes of which one lies in the other, the larger counts, and of two equal ones the lower rank's.
+    That happens when a member that was away comes back with work that another has done in its place. Members
+    hold sums of whole subtrees (``maximal_nodes`` of their shards), and a sum cannot be taken apart again; so
+    of two nodes of which one lies in the other, the larger counts, and of two equal ones the lower rank's.
     """
     _check_range(shards, have)
-    pieces = [(-node.size, rank, node) for rank, own in enumerate(have) for node in maximal_nodes(own, shards)]
+    pieces = [
+        (-node.size, rank, node) for rank, own in enumerate(have) for node in maximal_nodes(own, shards)
+    ]
     taken: set[int] = set()
     kept: list[set[int]] = [set() for _ in have]
     for _, rank, node in sorted(pieces):
@@ -64,9 +87,10 @@ def dedupe(shards: int, have: Sequence[Shards]) -> tuple[Shards, ...]:
 def fill(shards: int, have: Sequence[Shards], weights: Sequence[float]) -> tuple[Shards, ...]:
     """The additional shards of each member, by rank, so that every missing one is computed exactly once.
 
-    What is held is done, so only the additional work counts: the last member finishes as early as the weights (see
-    ``contiguous``) allow. Among such choices, few and large subtrees at the end are preferred, because each costs a
-    buffer and a message: a missing sibling of something held goes to its holder, the rest in whole subtrees.
+    What is held is done, so only the additional work counts: the last member finishes as early as the weights
+    (see ``contiguous``) allow. Among such choices, few and large subtrees at the end are preferred, because
+    each costs a buffer and a message: a missing sibling of something held goes to its holder, the rest in
+    whole subtrees.
     """
     if len(have) != len(weights):
         raise ValueError(f"there are holdings of {len(have)} members but weights of {len(weights)}")
@@ -117,8 +141,8 @@ class _Room:
         for _ in range(missing):
             finish, rank = ends[0]
             heapq.heapreplace(ends, (finish + Fraction(1, speeds[rank]), rank))
-        # Work that ends before the common finish is given in any case; of the pieces that end exactly with it,
-        # ``extras`` are needed, and it is free which of the members ``tied`` take one each.
+        # Work that ends before the common finish is given in any case; of the pieces that end exactly with
+        # it, ``extras`` are needed, and it is free which of the members ``tied`` take one each.
         self._room = [max(0, math.ceil(finish * speed) - 1) for speed in speeds]
         self._tied = [missing > 0 and (finish * speed).denominator == 1 for speed in speeds]
         self._extras = missing - sum(self._room)
@@ -154,8 +178,15 @@ def _tops(node: Node, state: dict[Node, int]) -> list[Node]:
     return [top for child in children(node) for top in _tops(child, state)]
 
 
+def _inverse(seconds: float) -> float:
+    if not (math.isfinite(seconds) and seconds > 0):
+        return 0.0
+    speed = 1.0 / seconds
+    return speed if math.isfinite(speed) else 0.0
+
+
 def _speeds(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as integers in 1..RESOLUTION, exactly the same on every machine that was told the same weights."""
+    """Weights as integers in 1..RESOLUTION, the same on every machine that was told the same weights."""
     if not weights:
         raise ValueError("there is no member to give shards to")
     known = sorted(Fraction(weight) for weight in weights if math.isfinite(weight) and weight > 0)
@@ -204,4 +235,6 @@ def _check_range(shards: int, have: Sequence[Shards]) -> None:
     for rank, own in enumerate(have):
         wrong = sorted(shard for shard in own if not 0 <= shard < shards)
         if wrong:
-            raise ValueError(f"rank {rank} says it holds shard {wrong[0]}, but the job has only 0..{shards - 1}")
+            raise ValueError(
+                f"rank {rank} says it holds shard {wrong[0]}, but the job has only 0..{shards - 1}"
+            )

@@ -250,6 +250,7 @@ class Standing:
     settled: bool  # False: fresh or fenced, its state does not count and must be healed
     have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
     weight: float = 1.0  # shards it can compute per unit of time, relative
+    intact: bool = True  # False: a transfer into its state was cut short, so it is no state at all
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal as signals
 
-from planaria.core.liveness import HeartbeatWatch
+from planaria.core.liveness import HEARTBEAT_SECONDS, HeartbeatWatch, WatchedClock
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
@@ -81,6 +81,8 @@ STALL_BEATS = 3.0
 # A planned change that failed to form is proposed again after this long, doubled each time: the joiner is likely
 # to be on its way out, and its agent will say so.
 REPLAN_DELAY = (0.25, 8.0)
+# Rounding must not make a wake-up the present moment, at which nothing is due yet.
+SHORTEST_WAIT = 0.001
 EVENTS_KEPT = 200
 
 
@@ -96,7 +98,11 @@ class Lighthouse:
         self.current: Quorum | None = None  # in force
         self.planned: Quorum | None = None  # published, not adopted yet
         self._offered: dict[QuorumId, Quorum] = {}  # planned ones since the last change of force, withdrawn or not
-        self.founded = last is not None  # some member holds, or held, a settled state
+        # Some member holds, or held, a settled state. A founding record says that none did when it was made.
+        self.founded = last is not None and last.step >= 0
+        # Members of every quorum so far. Every exchange needs all members of its quorum, so while one of these has
+        # adopted none, no step was ever committed, and whoever is left can start from the states of the scripts.
+        self._untouched: set[Member] | None = set(last.members) if last is not None and not self.founded else None
         self.stopped = ""  # reason, once the job cannot go on
         self._last = last
         self._lineage = last.lineage if last else ""
@@ -114,7 +120,10 @@ class Lighthouse:
         self._progress_at = 0.0
         self._beats: dict[str, HeartbeatWatch] = {}
         self._majority_warned = NO_QUORUM
+        # The caller's clock at the last event. All waits are measured in watched time instead: a lighthouse that was
+        # stopped or whose clock jumped has not seen anybody be silent, so it must not condemn anybody for that.
         self._now = 0.0
+        self._clock = WatchedClock(HEARTBEAT_SECONDS)
         self._out: list[Effect] = []
         self._events: list[Event] = []
         if last is not None:
@@ -124,50 +133,53 @@ class Lighthouse:
 
     def handle(self, agent: str, report: Report, now: float) -> list[Effect]:
         """One report of an agent (or of a member, passed on by its agent)."""
-        self._begin(now)
+        at = self._begin(now)
         view = self.agents.setdefault(agent, Agent())
         view.connected = True
         self._beats.setdefault(agent, HeartbeatWatch()).observe(now)
         match report:
             case Hello():
                 view.synced = False
+                view.told.clear()
+                self._progress_at = max(self._progress_at, at)  # whoever just came back has not been seen to stall
                 self.spec = self.spec or report.spec
                 self._send(agent, Welcome(self.epoch))
                 if self.stopped:
                     self._send(agent, Stop(self.stopped))
             case Synced():
                 view.synced = True
+                self._forget_untold(agent, view)
                 self._tell_again(agent)
             case Heartbeat():
                 for pulse in report.pulses:
-                    self._pulse(agent, pulse, now)
+                    self._pulse(agent, pulse, at)
             case Ready():
-                self._ready(agent, report, now)
+                self._ready(agent, report, at)
             case Adopted():
-                self._adopted(agent, report, now)
+                self._adopted(agent, report, at)
             case Trouble():
-                self._trouble(report, now)
+                self._trouble(report, at)
             case Finished():
-                self._finished(agent, report, now)
+                self._finished(agent, report, at)
             case Died():
-                self._died(agent, report, now)
+                self._died(agent, report, at)
             case Suspected():
-                self._suspected(report, now)
-        return self._end(now)
+                self._suspected(report, at)
+        return self._end(at)
 
     def agent_lost(self, agent: str, now: float) -> list[Effect]:
         """The agent's stream broke. Its groups may well be training: silence alone condemns nobody."""
-        self._begin(now)
-        self._disconnect(agent, now)
-        return self._end(now)
+        at = self._begin(now)
+        self._disconnect(agent, at)
+        return self._end(at)
 
     def tick(self, now: float) -> list[Effect]:
-        self._begin(now)
-        return self._end(now)
+        at = self._begin(now)
+        return self._end(at)
 
     def next_wakeup(self) -> float | None:
-        """When ``tick`` must be called at the latest, on the clock of the events."""
-        due: list[float] = []
+        """When ``tick`` must be called at the latest, on the clock of the events. None: nothing is waited for."""
+        at, due = self._clock.watched, []
         if self._rebuild_until is not None:
             due.append(self._rebuild_until)
         if self._trouble_at is not None:
@@ -176,12 +188,16 @@ class Lighthouse:
             due.append(self._first_ready_at + self._founding_grace())
         if self.planned is None and self._replan_at:
             due.append(self._replan_at)
-        for name, view in self.agents.items():
-            if not view.connected:
-                due.append(max(view.lost_at, self._progress_at) + self._stall_window())
-            elif (deadline := self._beats[name].deadline()) is not None:
-                due.append(deadline)
-        return min((d for d in due if d > self._now), default=None)
+        due += [
+            max(view.lost_at, self._progress_at) + self._stall_window()
+            for view in self.agents.values()
+            if not view.connected
+        ]
+        # Watched time passes only as fast as somebody looks.
+        waits = [min(d - at, HEARTBEAT_SECONDS) for d in due if d > at]
+        beats = [self._beats[name].deadline() for name, view in self.agents.items() if view.connected]
+        waits += [deadline - self._now for deadline in beats if deadline is not None]
+        return self._now + max(min(waits), SHORTEST_WAIT) if waits else None
 
     # --- the operator's verbs --------------------------------------------------------------------------------
 
@@ -190,9 +206,9 @@ class Lighthouse:
         view = self._need(group)
         if not any(g.member.group != group and not g.draining and self._usable(g) for g in self.groups.values()):
             raise ValueError(f"group {group} is the only one that works; draining it would end the job")
-        self._begin(now)
-        self._start_draining(view, now)
-        return self._end(now)
+        at = self._begin(now)
+        self._start_draining(view, at)
+        return self._end(at)
 
     def scale(self, groups: int, now: float) -> list[Effect]:
         """Ask for ``groups`` groups: the highest ones leave, or new ones are started by the agents."""
@@ -203,32 +219,36 @@ class Lighthouse:
         shards = next((g.ready.shards for g in self.groups.values() if g.ready), None)
         if shards is not None and groups > shards:
             raise ValueError(f"the job has {shards} shards a step, so at most {shards} groups can work, not {groups}")
-        self._begin(now)
+        at = self._begin(now)
         self.spec = JobSpec(self.spec.job, groups, min(self.spec.min_groups, groups), self.spec.policy)
         working = sorted(g for g, v in self.groups.items() if v.state not in CERTAINLY_GONE and not v.draining)
         for group in working[groups:]:
-            self._start_draining(self.groups[group], now)
+            self._start_draining(self.groups[group], at)
         for agent in self.agents:
             self._send(agent, Desired(groups))
-        self._event(now, "scale", f"{groups} groups wanted")
-        return self._end(now)
+        self._event("scale", f"{groups} groups wanted")
+        return self._end(at)
 
     def evict(self, group: int, now: float) -> list[Effect]:
-        """The operator says that ``group`` is dead, so no majority needs to wait for it."""
+        """The operator says that ``group`` is dead, so no majority needs to wait for it. Raises ValueError with a
+        sentence if no other group holds the job's state."""
         view = self._need(group)
-        self._begin(now)
-        view.state, view.note = State.DEAD, "evicted by an operator"
-        self._event(now, "evict", f"group {group} was evicted by an operator", group)
+        others = [g for g in self.groups.values() if g is not view and self._usable(g)]
+        if self.current is not None and not self._holder_left(self.current, others):
+            raise ValueError(f"group {group} is the only one that holds the state; evicting it would end the job")
+        at = self._begin(now)
+        view.state, view.note, view.evicted = State.DEAD, "evicted by an operator", True
+        self._event("evict", f"group {group} was evicted by an operator", group)
         self._send(view.agent, Kill(group, int(signals.SIGKILL)))
-        return self._end(now)
+        return self._end(at)
 
     def kill(self, group: int, signal: int, now: float) -> list[Effect]:
         """Have ``signal`` sent to the group's processes."""
         view = self._need(group)
-        self._begin(now)
-        self._event(now, "kill", f"an operator sent signal {signal} to group {group}", group)
+        at = self._begin(now)
+        self._event("kill", f"an operator sent signal {signal} to group {group}", group)
         self._send(view.agent, Kill(group, signal))
-        return self._end(now)
+        return self._end(at)
 
     # --- what a report changes -------------------------------------------------------------------------------
 
@@ -240,7 +260,16 @@ class Lighthouse:
         if view is None or view.member.incarnation < member.incarnation:
             view = self.groups[member.group] = Group(member, agent)
         view.agent = agent
+        self.agents[agent].told.add(member)
         return view
+
+    def _forget_untold(self, agent: str, view: Agent) -> None:
+        """An agent that has told everything and did not mention a member of its node was started again after it."""
+        for group in self.groups.values():
+            if group.agent == agent and group.ready is not None and group.member not in view.told:
+                if group.state not in CERTAINLY_GONE:
+                    group.state, group.note = State.DEAD, "its agent was started again"
+                    self._event("lost", f"{group.member} is gone: {group.note}", group.member.group)
 
     def _pulse(self, agent: str, pulse: Pulse, now: float) -> None:
         view = self._view(agent, pulse.member)
@@ -259,7 +288,7 @@ class Lighthouse:
         view = self._view(agent, report.member)
         if view is None or view.state in CERTAINLY_GONE:
             return
-        if self._finished_at_all():
+        if self._finished_at_all() and not self._in_force(report.member):
             return  # the job is over: nobody is left to heal from, and the agent ends late joiners
         known = view.ready is not None
         if view.state is State.ACTIVE and known and self._in_force(report.member):
@@ -270,7 +299,7 @@ class Lighthouse:
         if self.founded and (reason := self._misfit(report)):
             self._refuse(view, reason, now)
         elif not known:
-            self._event(now, "ready", f"{report.member} is ready", report.member.group)
+            self._event("ready", f"{report.member} is ready", report.member.group)
 
     def _adopted(self, agent: str, report: Adopted, now: float) -> None:
         self.founded = True
@@ -299,12 +328,12 @@ class Lighthouse:
             self.planned = None  # no one can have adopted what one member could not build
             self._replan_at = now + self._replan_delay
             self._replan_delay = min(2 * self._replan_delay, REPLAN_DELAY[1])
-            self._event(now, "trouble", f"{report.member}: planned quorum {report.quorum}: {report.text}")
+            self._event("trouble", f"{report.member}: planned quorum {report.quorum}: {report.text}")
         elif self.current is not None and report.quorum >= self.current.id and self._in_force(report.member):
             # The quorum in force, or a withdrawn planned one that the members took all the same.
             if self._trouble_at is None:
                 self._trouble_at = now
-            self._event(now, "trouble", f"{report.member} at step {report.step}: {report.text}", report.member.group)
+            self._event("trouble", f"{report.member} at step {report.step}: {report.text}", report.member.group)
 
     def _finished(self, agent: str, report: Finished, now: float) -> None:
         view = self._view(agent, report.member)
@@ -313,13 +342,15 @@ class Lighthouse:
         view.state, view.step, view.digest = State.FINISHED, report.step, report.digest
         self.founded = True
         self._progress(report.step, now)
-        self._event(now, "finish", f"{report.member} finished at step {report.step}", report.member.group)
+        self._event("finish", f"{report.member} finished at step {report.step}", report.member.group)
         digests = {g.digest for g in self.groups.values() if g.state is State.FINISHED and g.digest}
         if len(digests) > 1:
-            self._event(now, "mismatch", f"finished groups hold different states: {sorted(digests)}")
+            self._event("mismatch", f"finished groups hold different states: {sorted(digests)}")
 
     def _died(self, agent: str, report: Died, now: float) -> None:
         view = self._view(agent, report.member)
+        if view is not None:
+            view.evicted = False  # whatever an operator said of it, now it is true
         if view is None or view.state in CERTAINLY_GONE:
             return
         if self._trouble_at is not None:
@@ -327,14 +358,14 @@ class Lighthouse:
             self._trouble_window = min(max(seen, TROUBLE_WINDOW[0]), TROUBLE_WINDOW[1])
         view.state, view.note = State.DEAD, report.cause
         kind = "drain" if view.draining else "lost"
-        self._event(now, kind, f"{report.member} is gone: {report.cause}", report.member.group)
+        self._event(kind, f"{report.member} is gone: {report.cause}", report.member.group)
 
     def _suspected(self, report: Suspected, now: float) -> None:
         view = self.groups.get(report.member.group)
         if view is None or view.member != report.member or view.state not in (State.ACTIVE, State.READY):
             return
         view.state, view.note = State.SUSPECT, report.why
-        self._event(now, "suspect", f"{report.member} is suspected: {report.why}", report.member.group)
+        self._event("suspect", f"{report.member} is suspected: {report.why}", report.member.group)
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -344,7 +375,7 @@ class Lighthouse:
         if self.current is None:
             self._found(now)
             return
-        gone = [m for m in self.current.members if self._gone(m, now)]
+        gone = [m for m in self.current.members if self._gone(m, now) and not self._leaving(m)]
         trouble = self._trouble_at is not None and now >= self._trouble_at + self._trouble_window
         if gone or trouble:
             self._replace(self.current, gone, now)
@@ -363,8 +394,6 @@ class Lighthouse:
             return True
         self._rebuild_until = None
         views = [v for m in members if (v := self.groups.get(m.group)) is not None and v.member == m]
-        if len(views) == len(members) and all(v.adopted == NO_QUORUM for v in views):
-            self.founded = False  # the first quorum was published and nobody had taken it yet
         if self.current is not None and any(v.adopted != self.current.id for v in views):
             self._trouble_at = now - self._trouble_window  # it may never have reached them: make a new one
         return False
@@ -387,9 +416,10 @@ class Lighthouse:
         if any(not g.draining for g in live):
             live = [g for g in live if not g.draining]
         kept = [g for g in live if g.member in base.members]
-        uncertain = [m for m in base.members if not self._certain(m) and not any(g.member == m for g in kept)]
-        electorate = len(base.members) - sum(1 for m in base.members if self._certain(m))
-        if uncertain and 2 * len(kept) <= electorate:
+        # A majority of those not known to be dead must be in reach; a drained one is left out, but can be told so.
+        told = {g.member for g in self.groups.values() if self._usable(g) and self._connected(g)}
+        uncertain = [m for m in base.members if not self._certain(m) and m not in told]
+        if uncertain and len(told & set(base.members)) <= len(uncertain):
             self._warn_majority(base, uncertain, now)
             return
         if not self._holder_left(base, live):
@@ -409,8 +439,8 @@ class Lighthouse:
         return any(g.state is State.ACTIVE or g.member in known for g in live)
 
     def _all_lost(self, uncertain: list[Member], now: float) -> None:
-        if uncertain:
-            return  # out of reach is not dead: they may come back with the state
+        if uncertain or any(g.state is State.SUSPECT and self._in_force(g.member) for g in self.groups.values()):
+            return  # out of reach or stopped is not dead: they may come back with the state
         if not self.founded:
             self.current, self._first_ready_at = None, None  # nothing to lose yet: start afresh when they are back
             return
@@ -453,22 +483,29 @@ class Lighthouse:
         members = tuple(g.member for g in chosen)
         self._number += 1
         id = QuorumId(self.epoch, self._number)
+        founding = self._founding(chosen)
         self._lineage = lineage_after(self._lineage, id, members)
         addresses = tuple(g.ready.address if g.ready else "" for g in chosen)
-        quorum = Quorum(id, members, addresses, urgent, self._lineage, reason, not self.founded)
+        quorum = Quorum(id, members, addresses, urgent, self._lineage, reason, founding)
         told = set(members) | set(self.current.members if self.current else ())
         if urgent:
             told |= set(self.planned.members if self.planned else ())
             self.current, self.planned, self._offered, self._trouble_at = quorum, None, {}, None
         else:
             self.planned = self._offered[id] = quorum
-        self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, self._top_step)))
+        self._untouched = set(members) & (set(members) if self._untouched is None else self._untouched)
+        step = -1 if founding else max(self._top_step, 0)
+        self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, step)))
         for member in sorted(told):
             view = self.groups.get(member.group)
             if view is not None and view.member == member and view.state not in CERTAINLY_GONE:
                 self._send(view.agent, Publish(member, quorum))
         kind = "quorum" if urgent else "plan"
-        self._event(now, kind, f"quorum {id}: groups {', '.join(str(m.group) for m in members)} ({reason})")
+        self._event(kind, f"quorum {id}: groups {', '.join(str(m.group) for m in members)} ({reason})")
+
+    def _founding(self, chosen: list[Group]) -> bool:
+        untouched = self._untouched or set()
+        return not self.founded or any(g.adopted == NO_QUORUM and g.member in untouched for g in chosen)
 
     # --- judging members -------------------------------------------------------------------------------------
 
@@ -482,6 +519,13 @@ class Lighthouse:
         if view.state is State.FINISHED:
             return False
         return not self._connected(view) and self._condemned(view.agent, now)
+
+    def _leaving(self, member: Member) -> bool:
+        """Whether its end is expected: a planned quorum without it is out, and it was drained. If it went too early,
+        the others cannot exchange without it, and they will say so."""
+        view = self.groups.get(member.group)
+        out = self.planned is not None and member not in self.planned.members
+        return out and self._trouble_at is None and view is not None and view.member == member and view.draining
 
     def _certain(self, member: Member) -> bool:
         """Whether a member's silence needs no majority: it is dead, or its own agent keeps it out."""
@@ -559,20 +603,22 @@ class Lighthouse:
     def _refuse(self, view: Group, reason: str, now: float) -> None:
         view.state, view.note = State.REFUSED, reason
         self._send(view.agent, Refuse(view.member, reason))
-        self._event(now, "refuse", reason, view.member.group)
+        self._event("refuse", reason, view.member.group)
 
     # --- small things ----------------------------------------------------------------------------------------
 
-    def _begin(self, now: float) -> None:
-        self._now = now
+    def _begin(self, now: float) -> float:
+        """Every event starts here. Returns the watched time, on which all waits are measured."""
+        self._now, at = now, self._clock.look(now)
         if self._started_at is None:
-            self._started_at = self._progress_at = now
+            self._started_at = self._progress_at = at
             if self._last is not None:
-                self._rebuild_until = now + REBUILD_WINDOW
-            self._event(now, "epoch", f"lighthouse epoch {self.epoch} serves job {self.job}")
+                self._rebuild_until = at + REBUILD_WINDOW
+            self._event("epoch", f"lighthouse epoch {self.epoch} serves job {self.job}")
         for name, view in self.agents.items():
             if view.connected and self._beats[name].overdue(now):
-                self._disconnect(name, now)
+                self._disconnect(name, at)
+        return at
 
     def _end(self, now: float) -> list[Effect]:
         self._decide(now)
@@ -583,31 +629,31 @@ class Lighthouse:
         view = self.agents.get(agent)
         if view is not None and view.connected:
             view.connected, view.synced, view.lost_at = False, False, now
-            self._event(now, "agent", f"agent {agent} is out of reach")
+            self._event("agent", f"agent {agent} is out of reach")
 
     def _start_draining(self, view: Group, now: float) -> None:
         view.draining = True
         self._send(view.agent, Drain(view.member))
-        self._event(now, "drain", f"{view.member} leaves after the next commit", view.member.group)
+        self._event("drain", f"{view.member} leaves after the next commit", view.member.group)
 
     def _tell_again(self, agent: str) -> None:
         """After a reconnect: what was published meanwhile, and standing wishes. Members ignore what they know."""
         if self.spec is not None:
             self._send(agent, Desired(self.spec.groups))
         for view in self.groups.values():
-            if view.agent != agent or view.state in CERTAINLY_GONE:
+            if view.agent == agent and view.evicted:
+                self._send(agent, Kill(view.member.group, int(signals.SIGKILL)))
+            if view.agent != agent or view.ready is None or view.state in CERTAINLY_GONE:
                 continue
             if view.draining:
                 self._send(agent, Drain(view.member))
             for quorum in (self.current, self.planned):
                 if quorum is not None and quorum.id > view.adopted and quorum.addresses[0]:
-                    relevant = view.member in quorum.members or view.adopted != NO_QUORUM
-                    if relevant:
-                        self._send(agent, Publish(view.member, quorum))
+                    self._send(agent, Publish(view.member, quorum))
 
     def _stop(self, reason: str, now: float) -> None:
         self.stopped = reason
-        self._event(now, "stop", reason)
+        self._event("stop", reason)
         for agent in self.agents:
             self._send(agent, Stop(reason))
 
@@ -616,7 +662,6 @@ class Lighthouse:
             self._majority_warned = base.id
             names = ", ".join(str(m.group) for m in uncertain)
             self._event(
-                now,
                 "majority",
                 f"groups {names} of quorum {base.id} are out of reach and the others are no majority of it; "
                 "waiting for them (planaria evict GROUP declares one dead)",
@@ -637,8 +682,8 @@ class Lighthouse:
     def _send(self, agent: str, order: object) -> None:
         self._out.append(Send(agent, order))  # type: ignore[arg-type]
 
-    def _event(self, now: float, kind: str, text: str, group: int = -1) -> None:
-        event = Event(now, kind, text, group)
+    def _event(self, kind: str, text: str, group: int = -1) -> None:
+        event = Event(self._now, kind, text, group)
         self._events = [*self._events[-EVENTS_KEPT + 1 :], event]
         self._out.append(Record(event))
 

@@ -59,6 +59,7 @@ class Agent:
     connected: bool = True
     synced: bool = False
     lost_at: float = 0.0
+    told: set[Member] = field(default_factory=set)  # members that it has spoken of since its last Hello
 
 
 @dataclass(frozen=True, slots=True)

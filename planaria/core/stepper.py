@@ -144,6 +144,7 @@ class Stepper:
         self.groups = groups
         self.step = 0  # commits applied; the step being worked on has this index
         self.settled = False  # whether this member's state counts
+        self.intact = True  # False from the start of a transfer into the state until it is complete
         self.have: set[int] = set()  # shards of `step` computed here
         self.target: Quorum | None = None  # the quorum worked under, or to be taken up next
         self.planned: Quorum | None = None
@@ -236,7 +237,7 @@ class Stepper:
             return Wait(parked=not self.settled)
         if self._rolled != target.id:
             have = frozenset(self.have) if self.settled else frozenset()
-            return RollCall(target.id, Standing(self.step, self.settled, have))
+            return RollCall(target.id, Standing(self.step, self.settled, have, intact=self.intact))
         if self._heal is not None:
             return self._heal
         rank = target.members.index(self.me)
@@ -256,12 +257,12 @@ class Stepper:
             return []
         rank = target.members.index(self.me)
         settled = [r for r, s in enumerate(standings) if s.settled]
-        if not settled and not target.founding:
+        if not settled and target.founding:  # the job starts: all states are equal (the lighthouse compared them)
+            settled = [r for r, s in enumerate(standings) if s.intact]
+            self.settled = rank in settled
+        if not settled:
             self._ending = Lost("every member that held the state is lost")
             return []
-        if not settled:  # the job starts: all states are equal (the lighthouse compared them)
-            settled = list(range(len(standings)))
-            self.settled = True
         top = max(standings[r].step for r in settled)
         sources = tuple(r for r in settled if standings[r].step == top)
         healers = tuple(r for r in range(len(standings)) if r not in sources)
@@ -276,7 +277,7 @@ class Stepper:
         if rank in healers:
             self.have.clear()
             self._mine = frozenset()
-            self.settled = False
+            self.settled = self.intact = False
             return []
         if self._owned:
             if self._mine:  # in the middle of a step: what is new here was another member's, and lost with it
@@ -290,10 +291,10 @@ class Stepper:
         """All shards each rank will hold at the exchange: what it has, and what it computes."""
         if self.policy is Policy.SHRINK:
             table = slots(self.shards, self.groups)
-            return tuple(table.get(m.group, frozenset()) for m in quorum.members)
+            return tuple(table[m.group] if m.group < len(table) else frozenset() for m in quorum.members)
         if not any(haves):
             return contiguous(self.shards, weights)
-        kept = dedupe(haves)
+        kept = dedupe(self.shards, haves)
         more = fill(self.shards, kept, weights)
         return tuple(k | m for k, m in zip(kept, more, strict=True))
 
@@ -307,7 +308,7 @@ class Stepper:
             self._rolled = None  # farewell: ask again until everybody is there
         if not heal.receive:
             return []
-        self.step, self.settled = heal.step, True
+        self.step, self.settled, self.intact = heal.step, True, True
         self.have.clear()
         return [Tell(Adopted(self.me, id, self.step))]
 
@@ -317,7 +318,7 @@ class Stepper:
 
     def work(self) -> Exchange:
         """The exchange that the current step will end with, as things stand: known before its last shard starts."""
-        if self.target is None:
+        if self.target is None or self._rolled != self.target.id:
             return Exchange(NO_QUORUM, self.step, ())
         return Exchange(self.target.id, self.step, self._owned)
 

@@ -1,9 +1,10 @@
 """The fixed binary tree over the job's shards in which gradients are summed.
 
-Floating-point addition is not associative, so the bits of a sum depend on where the brackets are. Here they are
-fixed by the number of shards alone: whoever computes which shards, and in whatever pieces the sums travel, the
-brackets stay where they are. The shape (the left child is the largest power of two strictly below the size) is that
-of Merkle trees in RFC 6962; it keeps left subtrees complete and aligned, so that contiguous runs need few nodes.
+Floating-point addition is not associative, so the bits of a sum depend on where the brackets are. Here they
+are fixed by the number of shards alone: whoever computes which shards, and in whatever pieces the sums
+travel, the brackets stay where they are. The shape (the left child is the largest power of two strictly below
+the size) is that of Merkle trees in RFC 6962; it keeps left subtrees complete and aligned, so that contiguous
+runs need few nodes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -22,7 +24,9 @@ class Node:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            raise ValueError(f"no shards are in the range {self.start}..{self.stop}: a node needs 0 <= start < stop")
+            raise ValueError(
+                f"no shards are in the range {self.start}..{self.stop}: a node needs 0 <= start < stop"
+            )
 
     @property
     def size(self) -> int:
@@ -79,8 +83,9 @@ def maximal_nodes(owned: Collection[int], shards: int) -> tuple[Node, ...]:
 def merge_plan(held: Collection[Node], shard: int, shards: int) -> tuple[Merge, ...]:
     """The merges that follow when ``shard`` is finished by a group that holds the subtree sums ``held``.
 
-    Applied in order after every shard they keep a group at ``maximal_nodes`` of what it has finished, so that its
-    memory grows with the number of gaps and not with the number of shards. ``held`` does not contain the shard yet.
+    Applied in order after every shard they keep a group at ``maximal_nodes`` of what it has finished, so that
+    its memory grows with the number of gaps and not with the number of shards. ``held`` does not contain the
+    shard yet.
     """
     if not 0 <= shard < shards:
         raise ValueError(f"shard {shard} is not in this job, which has only 0..{shards - 1}")
@@ -106,12 +111,13 @@ def merge_plan(held: Collection[Node], shard: int, shards: int) -> tuple[Merge, 
 def fold_plan(nodes: Sequence[Node], shards: int) -> tuple[tuple[int, int], ...]:
     """How to add up buffers that hold the sums of ``nodes``, with the brackets of the tree.
 
-    Returns pairs ``(into, add)`` of positions in ``nodes``. Doing ``buf[into] += buf[add]`` for them in order leaves
-    the total in ``buf[0]``; every other buffer is added exactly once. Each pair is one inner node of the tree.
+    Returns pairs ``(into, add)`` of positions in ``nodes``. Doing ``buf[into] += buf[add]`` for them in order
+    leaves the total in ``buf[0]``; every other buffer is added exactly once. Each pair is one inner node of
+    the tree.
 
-    - ``nodes`` may come in any order (as members send them). ``into`` is the smaller position; in ascending order it
-      is also the left operand. Which operand is left does not change the bits: IEEE 754 addition commutes (only the
-      payload of a NaN may differ).
+    - ``nodes`` may come in any order (as members send them). ``into`` is the smaller position; in ascending
+      order it is also the left operand. Which operand is left does not change the bits: IEEE 754 addition
+      commutes (only the payload of a NaN may differ).
     - Shards that no node covers are left out: the parent of an absent and a present child is the present one.
 
     Raises ValueError if there are no nodes, if two overlap, or if one is not a subtree of this tree.
@@ -144,8 +150,10 @@ def fold_plan(nodes: Sequence[Node], shards: int) -> tuple[tuple[int, int], ...]
 
 
 def _check_apart(ordered: Sequence[Node], shards: int) -> None:
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if before.stop > after.start:
-            raise ValueError(f"{before} and {after} overlap: the samples of shard {after.start} would count twice")
+            raise ValueError(
+                f"{before} and {after} overlap: the samples of shard {after.start} would count twice"
+            )
     if ordered[-1].stop > shards:
         raise ValueError(f"{ordered[-1]} reaches beyond the {shards} shards of this job")

@@ -1,4 +1,5 @@
-"""A byte-level language model of the Llama family, and text to train it on. Plain PyTorch, nothing of Planaria."""
+"""A byte-level language model of the Llama family, and text to train it on. Plain PyTorch, nothing of
+Planaria."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ BYTES = 256  # the vocabulary
 class Text:
     """All files that match ``pattern``, one after the other, as pairs of byte sequences.
 
-    Sample ``i`` is ``(x, y)``, both int64 ``[length]``: ``y[t]`` is the byte that follows ``x[t]``. Without a pattern the
-    text is the source code of Python's own standard library. Raises FileNotFoundError or ValueError with a sentence.
+    Sample ``i`` is ``(x, y)``, both int64 ``[length]``: ``y[t]`` is the byte that follows ``x[t]``. Without
+    a pattern the text is the source code of Python's own standard library. Raises FileNotFoundError or
+    ValueError with a sentence.
     """
 
     def __init__(self, pattern: str | None = None, length: int = 64) -> None:
@@ -41,14 +43,15 @@ class Text:
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """Rotary position embedding: turn each pair ``(x[i], x[i + half])`` by its angle. x ``[..., t, head]``, angle
-    ``[t, head / 2]``."""
+    """Rotary position embedding: turn each pair ``(x[i], x[i + half])`` by its angle. x ``[..., t,
+    head]``, angle ``[t, head / 2]``."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), dim=-1)
 
 
 class Block(nn.Module):
-    """Causal attention and a SwiGLU network, each normalised first and added to the stream ``[b, t, width]``."""
+    """Causal attention and a SwiGLU network, each normalised first and added to the stream ``[b, t,
+    width]``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,11 +67,15 @@ class Block(nn.Module):
         heads = F.scaled_dot_product_attention(rotate(q, angle), rotate(k, angle), v, is_causal=True)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        out: Tensor = x + self.down(F.silu(gate) * up)
+        return out
 
 
 class TinyLlama(nn.Module):
-    """Logits ``[b, t, 256]`` for the next byte from bytes int64 ``[b, t]``. 0.4 million parameters by default."""
+    """Logits ``[b, t, 256]`` for the next byte from bytes int64 ``[b, t]``. 0.4 million parameters by
+    default."""
+
+    frequency: Tensor
 
     def __init__(self, width: int = 96, depth: int = 3, heads: int = 4) -> None:
         super().__init__()
@@ -85,4 +92,5 @@ class TinyLlama(nn.Module):
         x = self.embed(x)
         for block in self.blocks:
             x = block(x, angle)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits

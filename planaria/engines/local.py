@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -52,10 +51,16 @@ class LocalEngine:
     def fork_server_pid(self) -> int:
         return self._server.pid
 
+    def warm_up(self) -> None:
+        """Start the fork server, which needs seconds, before there is anything to fork."""
+        if not self._server.pid:
+            self._server.start()
+
     def watch(self, tell: Callable[[Change], None]) -> None:
-        """Name the function that is told; starts the fork server, which needs seconds to warm up."""
         self._tell = tell
-        self._server.start()
+        self.warm_up()
+        if self._server.failure is not None:
+            tell(Broken(self._server.failure))
 
     def create(self, group: int, incarnation: int) -> None:
         member = Member(group, incarnation)
@@ -89,6 +94,7 @@ class LocalEngine:
                 # Ends at once after SIGKILL, unless the kernel holds it in uninterruptible sleep: then so it must be.
                 os.waitid(os.P_PID, life.pid, os.WEXITED | os.WNOWAIT)
                 self._gone(member)
+        self._lives.clear()
         self._tell = lambda change: None
 
     async def _fork(self, member: Member) -> None:
@@ -126,14 +132,15 @@ class LocalEngine:
     def _gone(self, member: Member) -> None:
         """The pidfd is readable: the process is dead. Telling comes first, others wait for it."""
         life = self._lives.pop(member)
+        asyncio.get_running_loop().remove_reader(life.pidfd)
         returncode = _peek(life.pid)
-        self._tell(Ended(member, returncode, describe(returncode)))
-        # Not reaped yet: until then the number of the process group cannot be another's.
-        kill_group(life.pid)
-        with suppress(ValueError, OSError):
-            asyncio.get_running_loop().remove_reader(life.pidfd)
-        os.close(life.pidfd)
-        self._leftover = {pgid for pgid in {*self._leftover, life.pid} if not reap_group(pgid)}
+        try:
+            self._tell(Ended(member, returncode, describe(returncode)))
+        finally:
+            # Not reaped yet: until then the number of the process group cannot be another's.
+            kill_group(life.pid)
+            os.close(life.pidfd)
+            self._leftover = {pgid for pgid in {*self._leftover, life.pid} if not reap_group(pgid)}
 
 
 def _peek(pid: int) -> int:

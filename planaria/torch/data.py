@@ -203,7 +203,7 @@ class ShardedStream:
         if iterator is None or read != cursor:
             iterator = iter(self._open(shard, cursor))
         for micro in range(self.micro_batches):
-            samples = []
+            samples: list[Any] = []
             while len(samples) < self.batch_size:
                 iterator, sample, cursor = self._next(iterator, step, shard, cursor)
                 samples.append(sample)

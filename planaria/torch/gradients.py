@@ -12,6 +12,7 @@ copy per gradient: results are assigned as views, where DDP copies back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +23,10 @@ from torch.utils.hooks import RemovableHandle
 from planaria.core.tree import Merge, Node, maximal_nodes, merge_plan
 from planaria.errors import ProtocolError, UsageError
 from planaria.exchange.layout import Layout
-from planaria.torch.parts import is_dense
+from planaria.torch.buckets import Bucket, Slab, local_numel, wrapped
 from planaria.torch.records import pack_presence
 
 OnBucket = Callable[[int, list[Tensor]], None]
-
-# Gradients from this many elements on are put in place by their own hook, while they are warm in the cache; smaller
-# ones by one call per bucket, because a call costs more (1.5 us) than moving 16 KB from memory (about 1 us).
-EAGER_NUMEL = 4096
 
 
 def trainable(named_parameters: Sequence[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
@@ -59,74 +56,6 @@ def trainable(named_parameters: Sequence[tuple[str, Parameter]]) -> list[tuple[s
     return chosen
 
 
-def local_numel(parameter: Tensor) -> int:
-    """Elements that this rank holds of a parameter: of a DTensor its local part."""
-    return local(parameter).numel()
-
-
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-class Slab:
-    """One flat buffer of a bucket. ``lent``: handed to an exchange, so never written again until the step is over.
-    ``frozen``: the exchange was interrupted, somebody may read it for ever: never used again."""
-
-    __slots__ = ("flat", "frozen", "lent", "small", "views")
-
-    def __init__(self, flat: Tensor, views: list[Tensor], small: list[int]) -> None:
-        self.flat = flat
-        self.views = views  # in the shapes of the bucket's parameters
-        self.small = [views[position] for position in small]
-        self.lent = False
-        self.frozen = False
-
-
-class Bucket:
-    """The fixed facts of one bucket: which parameters lie in it and where."""
-
-    def __init__(self, index: int, numel: int, members: list[int], offsets: list[int], store: GradientStore) -> None:
-        self.index = index
-        self.numel = numel
-        self.members = members  # indices of parameters
-        self.offsets = offsets
-        self.parameters = [store.parameters[i] for i in members]
-        self.small = [k for k, p in enumerate(self.parameters) if local_numel(p) < EAGER_NUMEL]
-        self.small_parameters = [self.parameters[k] for k in self.small]
-        self.sharded = any(isinstance(p, DTensor) for p in self.small_parameters)
-        self.free: list[Slab] = []
-        self.retired: list[Slab] = []  # lent, and merged into another since
-        self.sums: dict[Node, Slab] = {}
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        return [_shaped(flat, at, p) for at, p in zip(self.offsets, self.parameters, strict=True)]
-
-    def take(self) -> Slab:
-        """A slab nobody uses. Its contents are arbitrary."""
-        if self.free:
-            return self.free.pop()
-        flat = torch.empty(self.numel, dtype=torch.float32, device=local(self.parameters[0]).device)
-        return Slab(flat, self.views(flat), self.small)
-
-    def reset(self, recycle: bool) -> None:
-        for slab in (*self.sums.values(), *self.retired):
-            if not slab.frozen and (recycle or not slab.lent):
-                slab.lent = False
-                self.free.append(slab)
-        self.sums.clear()
-        self.retired.clear()
-
-    def merge(self, slab: Slab, leaf: Node, merges: Sequence[Merge]) -> None:
-        """Add finished siblings to the sum ``slab`` of ``leaf``, upwards, and keep the result."""
-        node = leaf
-        for merge in merges:
-            sibling = self.sums.pop(merge.right if node == merge.left else merge.left)
-            slab.flat.add_(sibling.flat)  # which operand is left changes no bits
-            (self.retired if sibling.lent else self.free).append(sibling)
-            node = merge.parent
-        self.sums[node] = slab
-
-
 class GradientStore:
     """The gradients of the shards that this rank has computed for the current step.
 
@@ -148,8 +77,9 @@ class GradientStore:
         self.names = [name for name, _ in chosen]
         self.parameters = [parameter for _, parameter in chosen]
         self.shards = shards
+        self._spread = any(isinstance(parameter, DTensor) for parameter in self.parameters)
         self._overlap = overlap
-        self._buckets = _buckets(self, layout)
+        self._buckets = _buckets(self.parameters, self.names, layout)
         self._held: tuple[Node, ...] = ()
         self._have: frozenset[int] = frozenset()
         self._all_present = pack_presence(b"\x01" * len(chosen))
@@ -177,7 +107,7 @@ class GradientStore:
         if overlap:
             for bucket in self._buckets:
                 self._handles += [
-                    parameter.register_post_accumulate_grad_hook(self._hook(bucket, position))
+                    parameter.register_post_accumulate_grad_hook(self._hook(bucket, position))  # type: ignore[no-untyped-call]
                     for position, parameter in enumerate(bucket.parameters)
                 ]
 
@@ -236,6 +166,11 @@ class GradientStore:
         self._have |= {self._shard}
         self._held, self._shard, self._on_bucket = self._next_nodes, None, None
         return pack_presence(self._fired) if 0 in self._fired else self._all_present
+
+    @property
+    def bucket_numels(self) -> list[int]:
+        """Elements of every bucket."""
+        return [bucket.numel for bucket in self._buckets]
 
     # --- what is held ---------------------------------------------------------------------------------------
 
@@ -299,7 +234,7 @@ class GradientStore:
                 raise self._twice(index)
             fired[index] = 1
             if eager:
-                self._put(index, targets[number][position], parameter.grad, adding[number])
+                self._put(index, targets[number][position], parameter, adding[number])
             waiting[number] -= 1
             if not waiting[number]:
                 self._complete(bucket)
@@ -321,33 +256,46 @@ class GradientStore:
         self._adding[number] = sibling is not None
         self._waiting[number] = len(bucket.members)
 
-    def _put(self, index: int, target: Tensor, grad: Tensor | None, adding: bool) -> None:
-        """Copy or add a gradient; None counts as zeros (added, not skipped: -0.0 + 0.0 is 0.0)."""
-        if grad is None:
-            if adding:
-                target.add_(0.0)
-            else:
-                target.zero_()
-            return
-        value = self._plain(index, grad)
+    def _put(self, index: int, target: Tensor, parameter: Tensor, adding: bool) -> None:
+        """Copy or add a parameter's gradient, which is there."""
+        grad = parameter.grad
+        if grad is None or self._spread or grad.requires_grad or grad.layout != torch.strided:
+            grad = self._plain(index)
         if adding:
-            target.add_(value)
+            target.add_(grad)
         else:
-            target.copy_(value)
+            target.copy_(grad)
 
-    def _plain(self, index: int, grad: Tensor) -> Tensor:
-        """The gradient as a dense local tensor without a history. Raises UsageError if it is sparse."""
-        if grad.requires_grad:  # create_graph=True
-            grad = grad.detach()
-        if isinstance(grad, DTensor):
-            wanted = self.parameters[index].placements  # type: ignore[attr-defined]
-            grad = (grad if grad.placements == wanted else grad.redistribute(placements=wanted)).to_local()
+    def _plain(self, index: int) -> Tensor:
+        """The gradient as a dense local tensor without a history. Raises UsageError if it is sparse or gone."""
+        parameter, name = self.parameters[index], self.names[index]
+        if parameter.grad is None:
+            raise UsageError(
+                f"the gradient of parameter {name} was taken away during backward (by another hook?); step the "
+                "optimizer after the step's batches have ended"
+            )
+        grad = parameter.grad.detach()  # create_graph=True gives it a history
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+            if grad.placements != parameter.placements:
+                grad = grad.redistribute(placements=parameter.placements)
+            grad = grad.to_local()
         if grad.layout != torch.strided:
             raise UsageError(
-                f"parameter {self.names[index]} has a sparse gradient, whose sums need not be bit-exact; build its "
-                "module without sparse=True"
+                f"parameter {name} has a sparse gradient, whose sums need not be bit-exact; build its module without "
+                "sparse=True"
             )
         return grad
+
+    def _put_small(self, bucket: Bucket, slab: Slab) -> None:
+        """The small gradients of the bucket, all there, in one call."""
+        grads: list[Any] = [parameter.grad for parameter in bucket.small_parameters]
+        simple = not self._spread and not torch.is_grad_enabled()  # it is enabled for create_graph=True
+        if not simple or any(grad is None or grad.is_sparse for grad in grads):
+            grads = [self._plain(bucket.members[position]) for position in bucket.small]
+        if self._adding[bucket.index]:
+            torch._foreach_add_(slab.small, grads)
+        else:
+            torch._foreach_copy_(slab.small, grads)
 
     def _complete(self, bucket: Bucket) -> None:
         """All gradients of the bucket are there: put the small ones in place, merge, hand out."""
@@ -355,14 +303,7 @@ class GradientStore:
         slab = self._slabs[number]
         assert slab is not None and self._shard is not None
         if bucket.small:
-            grads = [
-                self._plain(bucket.members[position], parameter.grad)  # type: ignore[arg-type]
-                for position, parameter in zip(bucket.small, bucket.small_parameters, strict=True)
-            ]
-            if self._adding[number]:
-                torch._foreach_add_(slab.small, grads)
-            else:
-                torch._foreach_copy_(slab.small, grads)
+            self._put_small(bucket, slab)
         self._store(bucket, slab)
 
     def _store(self, bucket: Bucket, slab: Slab) -> None:
@@ -386,9 +327,14 @@ class GradientStore:
         for position, index in enumerate(bucket.members):
             if self._fired[index] and position not in small:
                 continue  # its hook put it in place
-            grad = self.parameters[index].grad
-            self._put(index, slab.views[position], grad, self._adding[bucket.index])
-            self._fired[index] = grad is not None
+            parameter, target, adding = self.parameters[index], slab.views[position], self._adding[bucket.index]
+            self._fired[index] = parameter.grad is not None
+            if parameter.grad is not None:
+                self._put(index, target, parameter, adding)
+            elif adding:
+                target.add_(0.0)  # not skipped: -0.0 + 0.0 is 0.0
+            else:
+                target.zero_()
         self._store(bucket, slab)
 
     def _lend(self, bucket: Bucket, nodes: Sequence[Node]) -> list[Tensor]:
@@ -411,7 +357,7 @@ class GradientStore:
                     made = self._cast_buffers[index]
                     casts[0].append(made)
                     casts[1].append(view)
-                grads[index] = _wrapped(made, parameter)
+                grads[index] = wrapped(made, parameter)
         self._grads = [grad for grad in grads if grad is not None]
         self._casts = casts
         self._results = results
@@ -424,41 +370,13 @@ class GradientStore:
         )
 
 
-def _buckets(store: GradientStore, layout: Layout) -> list[Bucket]:
-    if len(layout.slots) != len(store.parameters):
-        raise ProtocolError(f"a layout of {len(layout.slots)} parameters was given for {len(store.parameters)}")
-    members: list[list[int]] = [[] for _ in layout.buckets]
-    for index, (bucket, _, numel) in enumerate(layout.slots):
-        if numel != local_numel(store.parameters[index]):
-            raise ProtocolError(f"the layout has {numel} elements for parameter {store.names[index]}")
-        members[bucket].append(index)
-    return [
-        Bucket(number, layout.buckets[number], inside, [layout.slots[index][1] for index in inside], store)
-        for number, inside in enumerate(members)
-    ]
-
-
-def _shaped(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
-    """The parameter's place in a flat buffer, with the parameter's own memory order where it is dense, so that
-    copies and optimizers walk through both alike."""
-    own = local(parameter)
-    part = flat[offset : offset + own.numel()]
-    if is_dense(own.shape, own.stride()):
-        return part.as_strided(own.shape, own.stride())
-    return part.view(own.shape)
-
-
-def _wrapped(grad: Tensor, parameter: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return grad
-    return DTensor.from_local(
-        grad,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+def _buckets(parameters: list[Parameter], names: list[str], layout: Layout) -> list[Bucket]:
+    if len(layout.slots) != len(parameters):
+        raise ProtocolError(f"a layout of {len(layout.slots)} parameters was given for {len(parameters)}")
+    for slot, parameter, name in zip(layout.slots, parameters, names, strict=True):
+        if slot.numel != local_numel(parameter):
+            raise ProtocolError(f"the layout has {slot.numel} elements for parameter {name}")
+    return [Bucket(number, layout, parameters) for number in range(len(layout.buckets))]
 
 
 def _is(first: object, second: object) -> bool:

@@ -64,6 +64,8 @@ class Job:
         """
         if self._started:
             raise UsageError("job.protect must be called before job.steps")
+        if "planaria" in objects:
+            raise UsageError("job.protect cannot name an object `planaria`: that name is taken; choose another")
         self._protected |= objects
         self._overlap, self._allow_unused = overlap, allow_unused
 
@@ -95,13 +97,14 @@ class Job:
             raise UsageError(f"job.steps needs at least one step, not {total}")
         named, buffers = self._parameters()
         self._started = True
-        state = ProtectedState(**self._protected)
+        facts: dict[str, Any] = {"metrics": []}
+        state = ProtectedState(**self._protected, planaria=facts)
         session = Session(self.settings, self._page)
-        worker = Worker(session, state, named, buffers, self._overlap, self._allow_unused)
-        facts = fingerprint(state, self.settings)
+        worker = Worker(session, state, facts, named, buffers, self._overlap, self._allow_unused)
+        prints = fingerprint(state, self.settings)
 
         def ready(address: str) -> Ready:
-            return Ready(self.settings.member, address, facts, state.digest(), self.shards, total)
+            return Ready(self.settings.member, address, prints, state.digest(), self.shards, total)
 
         session.start(ready)
         return worker

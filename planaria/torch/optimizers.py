@@ -127,7 +127,11 @@ def _create(theirs: Tensor, spec: TensorSpec, parameter: Tensor | None) -> Tenso
     made = spec.empty("cpu" if on_host or parameter is None else parameter.device).copy_(theirs)
     if spec.sharded and isinstance(parameter, DTensor):
         return DTensor.from_local(
-            made, parameter.device_mesh, parameter.placements, run_check=False,
-            shape=parameter.shape, stride=parameter.stride(),
+            made,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
         )
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,11 @@ def differs(path: str, ours: Tensor, theirs: Tensor) -> list[str]:
     ]
 
 
+def cuda_in_use() -> bool:
+    """Asking does not initialise it."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _check_strided(path: str, tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
@@ -149,6 +154,10 @@ class Part:
 
     def describe(self) -> list[str]:
         return []
+
+    def devices(self) -> Iterator[torch.device]:
+        """Where the object's tensors are; modules only."""
+        return iter(())
 
     def remember(self) -> None:
         raise NotImplementedError
@@ -220,6 +229,9 @@ class ModulePart(Part):
             for name, tensor in self._tensors().items()
         ]
 
+    def devices(self) -> Iterator[torch.device]:
+        return (tensor.device for tensor in self._tensors().values())
+
 
 class DictPart(Part):
     """A dictionary of plain data, which stays the same object."""
@@ -237,7 +249,7 @@ class DictPart(Part):
         return []
 
     def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        received = plain.unpack(body, copies(sources, specs))
+        received = plain.unpack(body, Copies(sources, specs))
         self._value.clear()
         self._value.update(received)
 
@@ -260,7 +272,7 @@ class StatefulPart(Part):
         return []
 
     def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        self._value.load_state_dict(plain.unpack(body, copies(sources, specs)))
+        self._value.load_state_dict(plain.unpack(body, Copies(sources, specs)))
 
     def remember(self) -> None:
         tensors: list[Tensor] = []
@@ -280,7 +292,7 @@ class RandomPart(Part):
 
     def pack(self, tensors: list[Tensor]) -> Any:
         state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-        if torch.cuda.is_initialized():
+        if cuda_in_use():
             state["cuda"] = torch.cuda.get_rng_state_all()
         numpy = sys.modules.get("numpy")
         if numpy is not None:
@@ -296,16 +308,17 @@ class RandomPart(Part):
 
     def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
         state = plain.unpack(body, sources)
-        torch.set_rng_state(state["torch"].cpu())
+        # A copy: torch reads the whole storage of what it is given, and a view of a larger one ends the process.
+        torch.set_rng_state(state["torch"].cpu().clone())
         random.setstate(state["python"])
-        if torch.cuda.is_initialized() and len(state.get("cuda", ())) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all([item.cpu() for item in state["cuda"]])
+        if cuda_in_use() and len(state.get("cuda", ())) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([item.cpu().clone() for item in state["cuda"]])
         numpy = sys.modules.get("numpy")
         if numpy is not None and "numpy" in state:
             numpy.random.set_state(state["numpy"])
 
 
-class copies(Sequence[Tensor]):  # noqa: N801
+class Copies(Sequence[Tensor]):
     """Received tensors, each copied when it is taken: objects keep what they are given, receivers reuse theirs."""
 
     def __init__(self, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:

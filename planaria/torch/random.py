@@ -48,8 +48,9 @@ def seed_all(seed: int) -> None:
     ``torch.manual_seed`` would do the same for torch but takes about 0.5 ms (it asks every device kind that torch
     knows); the generators taken one by one take 2 microseconds, which matters when a step has many shards.
     """
+    seed &= _U64  # all that torch takes
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
             generator.manual_seed(seed)
     numpy = sys.modules.get("numpy")

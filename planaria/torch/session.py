@@ -27,6 +27,7 @@ from planaria.core.messages import (
 from planaria.core.stepper import Stepper
 from planaria.errors import CommunicatorError, JobLostError, UsageError
 from planaria.exchange.communicator import Communicator, Communicators
+from planaria.exchange.rendezvous import RendezvousStore
 from planaria.exchange.waiting import Bell, Interrupted
 from planaria.torch.control import Control
 from planaria.torch.records import decode_standing, encode_standing
@@ -49,6 +50,7 @@ class Session:
         self._news = 0  # rises with everything that may end a wait
         self._failure: Exception | None = None
         self._control: Control | None = None
+        self._store = None if self.alone else RendezvousStore(settings.host)
 
     @property
     def alone(self) -> bool:
@@ -56,7 +58,7 @@ class Session:
 
     def start(self, ready: Callable[[str], Ready]) -> None:
         """Say that this member is ready; ``ready`` is given the address of its rendezvous store."""
-        report = ready("" if self.alone else self.communicators.address)
+        report = ready("" if self._store is None else self._store.address)
         self.stepper = Stepper(report, self.settings.policy, self.settings.groups)
         if self.settings.socket is None:
             member = self.settings.member
@@ -104,7 +106,7 @@ class Session:
     def _carry_out(self, effect: core.Effect) -> None:
         match effect:
             case core.Form():
-                self.communicators.form(effect.quorum)
+                self._form(effect.quorum)
             case core.Drop():
                 self.communicators.drop(effect.quorum)
             case core.Tell():
@@ -113,6 +115,13 @@ class Session:
                     self.page.resumed(effect.report.step)
                 if self._control is not None:
                     self._control.send(effect.report)
+
+    def _form(self, quorum: Quorum) -> None:
+        try:
+            self.communicators.form(quorum)
+        except CommunicatorError as error:
+            for effect in self.stepper.broken(quorum.id, str(error)):
+                self._carry_out(effect)
 
     def _ring(self) -> None:
         self._news += 1
@@ -144,7 +153,7 @@ class Session:
 
     def _roll(self, action: core.RollCall) -> None:
         try:
-            communicator = self.communicators.get(action.quorum)
+            communicator = self.communicator(action.quorum)
             pending = communicator.gather(encode_standing(action.standing, self.settings.shards))
             entries = pending.wait(lambda: self.stopped_waiting(action.quorum))
         except Interrupted:
@@ -157,13 +166,20 @@ class Session:
 
     def _heal(self, action: core.Heal, heal: Callable[[core.Heal, Communicator], None]) -> None:
         try:
-            heal(action, self.communicators.get(action.quorum))
+            heal(action, self.communicator(action.quorum))
         except Interrupted:
             return
         except CommunicatorError as error:
             self.broken(action.quorum, f"healing: {error}")
             return
         self._told(lambda: self.stepper.healed(action.quorum))
+
+    def communicator(self, id: QuorumId) -> Communicator:
+        """The formed communicator of a quorum. Raises CommunicatorError if it was dropped meanwhile."""
+        found = self.communicators.get(id)
+        if found is None:
+            raise CommunicatorError(f"the communicator of quorum {id} is gone")
+        return found
 
     def stopped_waiting(self, id: QuorumId) -> bool:
         """Whether news has ended what goes on under quorum ``id``. Reads single fields: no lock needed."""

@@ -32,13 +32,9 @@ class ProtectedState:
     """
 
     def __init__(self, **objects: Any) -> None:
-        self._parts: dict[str, Part] = {}
-        for name, value in sorted(objects.items()):
-            if isinstance(value, list | tuple):
-                for index, item in enumerate(value):
-                    self._parts[f"{name}[{index}]"] = make_part(f"{name}[{index}]", item, self._names_of(objects))
-            elif value is not None:
-                self._parts[name] = make_part(name, value, self._names_of(objects))
+        flat = _flattened(objects)
+        names = _parameter_names(flat)
+        self._parts: dict[str, Part] = {name: make_part(name, value, names) for name, value in flat.items()}
         self._random = RandomPart()
 
     def capture(self) -> tuple[bytes, list[Tensor]]:
@@ -100,7 +96,8 @@ class ProtectedState:
             for part in undo:
                 part.put_back()
             raise UsageError(
-                f"{type(error).__name__} while {undo[-1].name} took over the state of the job: {error}. Nothing was changed"
+                f"{undo[-1].name} cannot take over the state of the job ({type(error).__name__}: {error}). Nothing was "
+                "changed"
             ) from error
         for name, part in self._parts.items():
             if not part.can_fail:
@@ -124,16 +121,40 @@ class ProtectedState:
         """One line for every model tensor, "name dtype shape": what two groups must have in common."""
         return [line for part in self._parts.values() for line in part.describe()]
 
-    @staticmethod
-    def _names_of(objects: dict[str, Any]) -> dict[int, str]:
-        modules = [value for value in objects.values() if isinstance(value, nn.Module)]
-        return {id(p): name for module in modules for name, p in module.named_parameters()}
+    @property
+    def device(self) -> torch.device:
+        """Where the first module's first tensor is; the CPU if there is none."""
+        for part in self._parts.values():
+            for device in part.devices():
+                return device
+        return torch.device("cpu")
 
 
 def tensor_specs(manifest: bytes) -> list[TensorSpec]:
     """What the manifest's tensors look like on the wire, for who must make room for them: dtype, shape, device kind.
     Raises ProtocolError."""
     return [TensorSpec.from_list(item) for item in _parse(manifest)["tensors"]]
+
+
+def _flattened(objects: dict[str, Any]) -> dict[str, Any]:
+    """Objects by name, in the order of names; lists and tuples item by item, without what is None."""
+    flat: dict[str, Any] = {}
+    for name, value in sorted(objects.items()):
+        if isinstance(value, list | tuple):
+            flat |= {f"{name}[{index}]": item for index, item in enumerate(value)}
+        elif value is not None:
+            flat[name] = value
+    return flat
+
+
+def _parameter_names(objects: dict[str, Any]) -> dict[int, str]:
+    """Names of parameters by id, so that errors can name what an optimizer only numbers."""
+    return {
+        id(parameter): f"{key}.{name}"
+        for key, module in objects.items()
+        if isinstance(module, nn.Module)
+        for name, parameter in module.named_parameters()
+    }
 
 
 def _parse(manifest: bytes) -> dict[str, Any]:

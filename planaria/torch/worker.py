@@ -48,12 +48,14 @@ SMOOTHING = 0.2
 
 
 class Worker:
-    """One per job. ``named`` are the parameters that need gradients, each once."""
+    """One per job. ``named`` are the parameters that need gradients, each once; ``facts`` is a part of ``state``: what
+    Planaria itself must know after healing."""
 
     def __init__(
         self,
         session: Session,
         state: ProtectedState,
+        facts: dict[str, Any],
         named: list[tuple[str, torch.nn.Parameter]],
         buffers: list[tuple[str, Tensor]],
         overlap: bool,
@@ -64,7 +66,7 @@ class Worker:
         self.state = state
         self.named = named
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
-        self.metric_names: tuple[str, ...] = ()
+        self._facts = facts
         self.seconds_per_shard = 0.0
         self.shards_computed = 0
         self.journal = Journal(session.settings.directory)
@@ -82,6 +84,12 @@ class Worker:
         self._present = self.settings.shards  # shards in the newest sum
         self._healed: tuple[bytes, list[Tensor]] | None = None  # kept while user code may still touch the state
         self._over = False  # the last step was taken from peers in the middle of a step
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Of the recorded metrics, in the order of their values. A group that heals may commit a step without having
+        computed a shard, so the names travel with the state."""
+        return tuple(self._facts["metrics"])
 
     @property
     def step(self) -> int:
@@ -208,11 +216,12 @@ class Worker:
     def record(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             # .item() of a tensor that is still being computed on a device would wait; on CPU it is free.
-            self._recorded.setdefault(name, []).append(float(value))
+            plain = value.detach() if isinstance(value, Tensor) else value
+            self._recorded.setdefault(name, []).append(float(plain))
 
     def _shard_metrics(self) -> tuple[float, ...]:
         if not self.metric_names:
-            self.metric_names = tuple(sorted(self._recorded))
+            self._facts["metrics"] = sorted(self._recorded)
         if tuple(sorted(self._recorded)) != self.metric_names:
             raise UsageError(
                 f"{self.settings.where}, step {self.step}: step.record got {sorted(self._recorded)} in this shard but "
@@ -237,7 +246,7 @@ class Worker:
     def _begin(self, work: core.Exchange) -> TreeExchange | None:
         """Get the exchange of this step ready to take buckets. None if its communicator is gone already."""
         try:
-            communicator = self.session.communicators.get(work.quorum)
+            communicator = self.session.communicator(work.quorum)
             if self._exchange is None or self._exchange[0] != work.quorum:
                 self._exchange = (work.quorum, TreeExchange(communicator, self._layout))
             exchange = self._exchange[1]
@@ -337,7 +346,7 @@ class Worker:
                 if not all(bool(torch.isfinite(part).all()) for part in parts):
                     mine[node.start : node.stop] = [True] * node.size
             try:
-                communicator = self.session.communicators.get(work.quorum)
+                communicator = self.session.communicator(work.quorum)
                 pending = communicator.gather(pack_presence(mine))
                 for entry in pending.wait(lambda: self.session.stopped_waiting(work.quorum)):
                     suspects |= {s for s, bad in enumerate(unpack_presence(entry, self.settings.shards)) if bad}
@@ -357,8 +366,10 @@ class Worker:
             manifest, tensors = self.state.capture()
             healing.serve(communicator, tensors, manifest, order.sources, order.healers)
             return
-        pending = healing.receive(communicator, order.sources, order.healers, tensor_specs)
+        pending = healing.receive(communicator, order.sources, order.healers)
         healed = pending.wait(lambda: self.session.stopped_waiting(order.quorum))
-        self.state.restore(healed.manifest, healed.tensors)
-        self._healed = (healed.manifest, healed.tensors)
+        raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
+        tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
+        self.state.restore(healed.manifest, tensors)
+        self._healed = (healed.manifest, tensors)
         self._store_step = -1

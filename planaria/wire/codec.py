@@ -365,9 +365,7 @@ def encode_quorum(quorum: Quorum) -> pb.Quorum:
     message = pb.Quorum(
         id=encode_quorum_id(quorum.id),
         members=[encode_member(member) for member in quorum.members],
-        addresses=[
-            name(address, "the address of a rendezvous store", empty=True) for address in quorum.addresses
-        ],
+        addresses=[name(address, "the address of a rendezvous store", empty=True) for address in quorum.addresses],
         urgent=quorum.urgent,
         lineage=name(quorum.lineage, "a lineage", empty=True),
         reason=clip(quorum.reason),
@@ -383,15 +381,11 @@ def decode_quorum(message: pb.Quorum) -> Quorum:
     _check_members(len(message.members), len(message.addresses))
     members = tuple(decode_member(member) for member in message.members)
     if any(left.group >= right.group for left, right in pairwise(members)):
-        raise ProtocolError(
-            f"the members of quorum {decode_quorum_id(message.id)} are not in ascending order"
-        )
+        raise ProtocolError(f"the members of quorum {decode_quorum_id(message.id)} are not in ascending order")
     return Quorum(
         decode_quorum_id(message.id),
         members,
-        tuple(
-            name(address, "the address of a rendezvous store", empty=True) for address in message.addresses
-        ),
+        tuple(name(address, "the address of a rendezvous store", empty=True) for address in message.addresses),
         message.urgent,
         name(message.lineage, "a lineage", empty=True),
         text(message.reason, "a reason"),

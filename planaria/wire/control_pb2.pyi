@@ -2,8 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -81,7 +80,7 @@ class Quorum(_message.Message):
     lineage: str
     reason: str
     founding: bool
-    def __init__(self, id: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping[str, object]]]] = ..., addresses: _Optional[_Iterable[str]] = ..., urgent: _Optional[bool] = ..., lineage: _Optional[str] = ..., reason: _Optional[str] = ..., founding: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping[str, object]]]] = ..., addresses: _Optional[_Iterable[str]] = ..., urgent: bool = ..., lineage: _Optional[str] = ..., reason: _Optional[str] = ..., founding: bool = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("hello", "synced", "heartbeat", "ready", "adopted", "trouble", "finished", "died", "suspected")
@@ -335,7 +334,7 @@ class GroupStatus(_message.Message):
     agent: str
     connected: bool
     note: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: _Optional[bool] = ..., note: _Optional[str] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete")
@@ -355,7 +354,7 @@ class JobStatus(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     events: _containers.RepeatedCompositeFieldContainer[Event]
     complete: bool
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: _Optional[bool] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: bool = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("job",)

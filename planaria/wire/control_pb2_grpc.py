@@ -5,7 +5,7 @@ import warnings
 
 from planaria.wire import control_pb2 as planaria_dot_wire_dot_control__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.66.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in planaria/wire/control_pb2_grpc.py depends on'
+        + f' but the generated code in planaria/wire/control_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class LighthouseStub:
+class LighthouseStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -71,7 +71,7 @@ class LighthouseStub:
                 _registered_method=True)
 
 
-class LighthouseServicer:
+class LighthouseServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Attend(self, request_iterator, context):
@@ -164,7 +164,7 @@ def add_LighthouseServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Lighthouse:
+class Lighthouse(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar, overload
+from typing import Generic, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from planaria.core.messages import Order, Report
@@ -40,6 +40,13 @@ def send_frame(sock: socket.socket, message: Report | Order) -> None:
         sock.sendall(data)
 
 
+class Source(Protocol):
+    """What a FrameReader needs of a socket."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def fileno(self) -> int: ...
+
+
 class FrameReader(Generic[T]):
     """Blocking iterator over the messages of a socket: Orders unless told otherwise.
 
@@ -49,10 +56,10 @@ class FrameReader(Generic[T]):
     """
 
     @overload
-    def __init__(self: FrameReader[Order], sock: socket.socket) -> None: ...
+    def __init__(self: FrameReader[Order], sock: Source) -> None: ...
     @overload
-    def __init__(self, sock: socket.socket, decode: Callable[[bytes], T]) -> None: ...
-    def __init__(self, sock: socket.socket, decode: Callable[[bytes], object] = order_from_bytes) -> None:
+    def __init__(self, sock: Source, decode: Callable[[bytes], T]) -> None: ...
+    def __init__(self, sock: Source, decode: Callable[[bytes], object] = order_from_bytes) -> None:
         self._sock = sock
         self._decode = decode
 
@@ -100,9 +107,7 @@ def write_frame(writer: asyncio.StreamWriter, message: Report | Order) -> None:
 
 def _length(size: int) -> int:
     if size > MAX_MESSAGE_BYTES:
-        raise ProtocolError(
-            f"a frame of {size} bytes, more than {MAX_MESSAGE_BYTES}; does the peer send frames?"
-        )
+        raise ProtocolError(f"a frame of {size} bytes, more than {MAX_MESSAGE_BYTES}; does the peer send frames?")
     return size
 
 

@@ -226,7 +226,8 @@ class ProgressPage:
             if start < end or end == 0:
                 break
         return [
-            Commit(*_COMMIT.unpack_from(ring, index % _SLOTS * _SLOT_BYTES)) for index in range(start, end)
+            Commit(*_COMMIT.unpack_from(ring, index % _SLOTS * _SLOT_BYTES))
+            for index in range(max(start, end - most), end)
         ]
 
 

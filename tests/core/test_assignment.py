@@ -9,12 +9,13 @@ import sys
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.core.assignment import contiguous, dedupe, fill, slots
+from planaria.core.assignment import contiguous, dedupe, fill, slots, weights_of
 from planaria.core.tree import maximal_nodes
 
+quick = settings(max_examples=60, deadline=None)  # no deadline: the machine may be busy
 WEIGHTS = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=8)
 ANY_WEIGHTS = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=8)
 
@@ -33,19 +34,25 @@ def after(
     return tuple(kept | new for kept, new in zip(dedupe(shards, have), more, strict=True))
 
 
+Case = tuple[int, tuple[frozenset[int], ...], list[float]]
+
+
 @st.composite
-def roll_calls(draw: st.DrawFn, owners: int = 1) -> tuple[int, tuple[frozenset[int], ...], list[float]]:
-    """Shards, what each member holds (a shard by at most ``owners`` members), and weights."""
+def roll_calls(draw: st.DrawFn, twice: bool = False) -> Case:
+    """Shards, what each member holds (``twice``: some shards several times), and weights."""
     shards, members = draw(st.integers(1, 40)), draw(st.integers(1, 6))
-    have: list[set[int]] = [set() for _ in range(members)]
-    for shard in range(shards):
-        for rank in draw(st.lists(st.integers(0, members - 1), max_size=owners)):
-            have[rank].add(shard)
-    weights = draw(st.lists(st.sampled_from([1.0, 1.0, 0.5, 2.0, 0.7, 3.3]), min_size=members, max_size=members))
-    return shards, sets(*have), weights
+    have: list[frozenset[int]] = []
+    for _ in range(members):
+        bits = draw(st.integers(0, 2**shards - 1))  # one number instead of many draws: fast
+        own = frozenset(shard for shard in range(shards) if bits >> shard & 1)
+        have.append(own if twice else own.difference(*have))
+    weights = draw(
+        st.lists(st.sampled_from([1.0, 1.0, 0.5, 2.0, 0.7, 3.3]), min_size=members, max_size=members)
+    )
+    return shards, tuple(have), weights
 
 
-# --- contiguous: examples --------------------------------------------------------------------------------------
+# --- contiguous: examples -----------------------------------------------------------------------------------
 
 
 def test_equal_members_get_equal_runs() -> None:
@@ -93,13 +100,34 @@ def test_nobody_and_nothing_are_refused() -> None:
 
 
 def test_slots_are_the_same_whoever_is_there() -> None:
-    assert slots(8, 4) == sets({0, 1}, {2, 3}, {4, 5}, {6, 7})
-    assert frozenset().union(*slots(10, 3)) == frozenset(range(10))
+    assert slots(4, 2) == {0: frozenset({0, 1}), 1: frozenset({2, 3})}
+    assert frozenset().union(*slots(10, 3).values()) == frozenset(range(10))
 
 
-# --- contiguous: properties ------------------------------------------------------------------------------------
+def test_a_group_beyond_the_slots_has_none() -> None:
+    assert slots(8, 4).get(4) is None
 
 
+def test_weights_come_from_measured_times() -> None:
+    assert weights_of([0.5, 0.25]) == (2.0, 4.0)
+
+
+def test_noise_around_the_usual_speed_does_not_move_shards() -> None:
+    assert weights_of([0.100, 0.104, 0.097, 0.111]) == (1 / 0.104,) * 4
+    assert len(set(weights_of([0.1, 0.1, 0.1, 0.3]))) == 2
+
+
+def test_times_that_are_no_measurements_are_no_weights() -> None:
+    assert weights_of([0.0, math.nan, math.inf, -1.0, 0.5]) == (0.0, 0.0, 0.0, 0.0, 2.0)
+    assert weights_of([0.0, 0.0]) == (0.0, 0.0)
+    assert weights_of([5e-324]) == (0.0,)  # its inverse is no number
+    assert contiguous(4, weights_of([0.0, 0.0])) == contiguous(4, [1.0, 1.0])
+
+
+# --- contiguous: properties ---------------------------------------------------------------------------------
+
+
+@quick
 @given(st.integers(1, 60), ANY_WEIGHTS)
 def test_runs_are_contiguous_and_complete(shards: int, weights: list[float]) -> None:
     runs = contiguous(shards, weights)
@@ -109,6 +137,7 @@ def test_runs_are_contiguous_and_complete(shards: int, weights: list[float]) -> 
         assert all(runs)
 
 
+@quick
 @given(st.integers(1, 60), WEIGHTS)
 def test_runs_are_proportional_within_one_shard(shards: int, weights: list[float]) -> None:
     exact = [Fraction(weight) for weight in weights]
@@ -120,12 +149,14 @@ def test_runs_are_proportional_within_one_shard(shards: int, weights: list[float
         assert abs(len(run) - shards * weight / total) <= 1 + Fraction(shards * len(weights), 1000)
 
 
+@quick
 @given(st.integers(1, 200), st.integers(1, 12))
 def test_equal_weights_differ_by_at_most_one(shards: int, members: int) -> None:
     sizes = {len(run) for run in contiguous(shards, [1.0] * members)}
     assert max(sizes) - min(sizes) <= 1
 
 
+@quick
 @given(st.integers(1, 40), WEIGHTS)
 def test_a_faster_member_never_gets_less(shards: int, weights: list[float]) -> None:
     sizes = [len(run) for run in contiguous(shards, weights)]
@@ -146,7 +177,7 @@ def test_a_balanced_split_into_single_subtrees_is_found_if_there_is_one(shards: 
             assert nodes(shards, contiguous(shards, [1.0] * members)) == members
 
 
-# --- fill: examples --------------------------------------------------------------------------------------------
+# --- fill: examples -----------------------------------------------------------------------------------------
 
 
 def test_the_shards_of_a_lost_group_are_shared_out() -> None:
@@ -200,31 +231,28 @@ def test_bad_roll_calls_are_refused() -> None:
         fill(4, sets({0}), [1.0, 1.0])
 
 
-# --- fill: properties ------------------------------------------------------------------------------------------
+# --- fill: properties ---------------------------------------------------------------------------------------
 
 
-@given(roll_calls(owners=3))
-def test_every_missing_shard_is_computed_exactly_once(
-    case: tuple[int, tuple[frozenset[int], ...], list[float]],
-) -> None:
+@quick
+@given(roll_calls(twice=True))
+def test_every_missing_shard_is_computed_exactly_once(case: Case) -> None:
     shards, have, weights = case
     missing = sorted(frozenset(range(shards)).difference(*have))
     assert sorted(shard for each in fill(shards, have, weights) for shard in each) == missing
 
 
-@given(roll_calls(owners=3))
-def test_in_the_end_every_shard_counts_exactly_once(
-    case: tuple[int, tuple[frozenset[int], ...], list[float]],
-) -> None:
+@quick
+@given(roll_calls(twice=True))
+def test_in_the_end_every_shard_counts_exactly_once(case: Case) -> None:
     shards, have, weights = case
     final = after(shards, have, fill(shards, have, weights))
     assert sorted(shard for each in final for shard in each) == list(range(shards))
 
 
-@given(roll_calls(owners=3))
-def test_what_counts_is_made_of_sums_that_the_member_has(
-    case: tuple[int, tuple[frozenset[int], ...], list[float]],
-) -> None:
+@quick
+@given(roll_calls(twice=True))
+def test_what_counts_is_made_of_sums_that_the_member_has(case: Case) -> None:
     shards, have, _ = case
     kept = dedupe(shards, have)
     assert frozenset().union(*kept) == frozenset().union(*have)
@@ -234,14 +262,16 @@ def test_what_counts_is_made_of_sums_that_the_member_has(
             assert len(now.intersection(range(node.start, node.stop))) in (0, node.size)
 
 
+@quick
 @given(roll_calls())
-def test_without_duplicates_everything_counts(case: tuple[int, tuple[frozenset[int], ...], list[float]]) -> None:
+def test_without_duplicates_everything_counts(case: Case) -> None:
     shards, have, _ = case
     assert dedupe(shards, have) == have
 
 
+@quick
 @given(roll_calls())
-def test_nobody_could_finish_earlier(case: tuple[int, tuple[frozenset[int], ...], list[float]]) -> None:
+def test_nobody_could_finish_earlier(case: Case) -> None:
     """In no shorter time could all members together do the missing work."""
     shards, have, weights = case
     speeds = [round(Fraction(weight) * 1000 / Fraction(max(weights))) for weight in weights]
@@ -252,25 +282,28 @@ def test_nobody_could_finish_earlier(case: tuple[int, tuple[frozenset[int], ...]
         assert sum(math.ceil(finish * speed) - 1 for speed in speeds) < missing
 
 
+@quick
 @given(roll_calls())
-def test_equal_members_are_given_equally_much(case: tuple[int, tuple[frozenset[int], ...], list[float]]) -> None:
+def test_equal_members_are_given_equally_much(case: Case) -> None:
     shards, have, weights = case
     sizes = [len(each) for each in fill(shards, have, [1.0] * len(weights))]
     assert max(sizes) - min(sizes) <= 1
 
 
+@quick
 @given(st.integers(1, 64), st.integers(1, 8))
-def test_a_fresh_step_is_never_in_more_pieces_than_contiguous_runs_would_be(shards: int, members: int) -> None:
+def test_a_fresh_step_is_never_in_more_pieces_than_contiguous_runs_would_be(
+    shards: int, members: int
+) -> None:
     """Allowing one piece more for each cut that contiguity would have shared."""
     weights = [1.0] * members
     fresh = fill(shards, (frozenset(),) * members, weights)
     assert nodes(shards, fresh) <= nodes(shards, contiguous(shards, weights)) + members
 
 
+@quick
 @given(roll_calls())
-def test_a_second_roll_call_asks_for_nothing_more(
-    case: tuple[int, tuple[frozenset[int], ...], list[float]],
-) -> None:
+def test_a_second_roll_call_asks_for_nothing_more(case: Case) -> None:
     shards, have, weights = case
     final = after(shards, have, fill(shards, have, weights))
     assert not any(fill(shards, final, weights))

@@ -51,9 +51,7 @@ def test_every_sample_exactly_once_an_epoch(sizes: tuple[int, int, int, int], ep
 
 
 @given(SIZES, st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=10))
-def test_order_of_asking_does_not_matter(
-    sizes: tuple[int, int, int, int], asked: list[tuple[int, int]]
-) -> None:
+def test_order_of_asking_does_not_matter(sizes: tuple[int, int, int, int], asked: list[tuple[int, int]]) -> None:
     shards, batch, micro, more = sizes
     data = bound(shards * batch * micro + more, shards, batch, micro_batches=micro)
     for step, shard in asked:
@@ -271,7 +269,7 @@ def test_state_goes_to_another_group() -> None:
 
 def test_the_end_of_a_stream() -> None:
     data = stream(open=upto(3))
-    with pytest.raises(UsageError, match="step 4: the stream of shard 1 ended at cursor 3.*repeat=True"):
+    with pytest.raises(UsageError, match=r"step 4: the stream of shard 1 ended at cursor 3.*repeat=True"):
         data.commit({1: 2})
         list(data.batches(4, 1))
     again = stream(open=upto(3), repeat=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import struct
@@ -42,7 +43,7 @@ def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-PLAIN = st.recursive(SCALARS, containers, max_leaves=20)
+PLAIN = st.recursive(SCALARS, containers, max_leaves=8)
 
 
 def same(first: Any, second: Any) -> bool:
@@ -166,10 +167,8 @@ def test_malformed_objects_are_protocol_errors(packed: Any) -> None:
 
 @given(st.binary(max_size=60))
 def test_garbage_is_a_protocol_error_or_plain(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ProtocolError):
         decode(data, [])
-    except ProtocolError:
-        pass
 
 
 @pytest.mark.parametrize("data", [b"NaN", b"[" * 5000, b"\xff\xff", b""])

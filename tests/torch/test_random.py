@@ -77,3 +77,10 @@ def test_like_manual_seed_for_the_cpu() -> None:
     ours = torch.rand(8)
     torch.manual_seed(12345)
     assert torch.equal(ours, torch.rand(8))
+
+
+def test_seeds_of_any_size_are_accepted() -> None:
+    seed_all(2**70 + 3)
+    drawn = draw()
+    seed_all(3)
+    assert draw() == drawn

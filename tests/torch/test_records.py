@@ -164,9 +164,7 @@ def test_cursors_by_shard() -> None:
 
 
 @given(
-    st.integers(1, 40).flatmap(
-        lambda shards: st.tuples(st.just(shards), st.frozensets(st.integers(0, shards - 1)))
-    ),
+    st.integers(1, 40).flatmap(lambda shards: st.tuples(st.just(shards), st.frozensets(st.integers(0, shards - 1)))),
     st.integers(0, 2**62),
     st.booleans(),
     st.floats(0, 1e9),

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies import orders, reports
+from wire_strategies import many, orders, patient, reports
 
 from planaria.core.messages import (
     Adopted,
@@ -59,7 +59,7 @@ def test_orders_arrive_in_order_and_the_end_is_clean(pair: tuple[socket.socket, 
     assert list(FrameReader(rank)) == sent
 
 
-@settings(max_examples=50)
+@patient
 @given(st.lists(orders | reports, max_size=5), st.integers(1, 7))
 def test_frames_survive_any_fragmentation(messages: list[Report | Order], chunk: int) -> None:
     async def read_back(raw: bytes) -> list[Report | None]:
@@ -127,17 +127,15 @@ def test_text_instead_of_frames_is_refused(pair: tuple[socket.socket, socket.soc
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xff\xff", b"\x08"])
-def test_a_senseless_frame_is_a_protocol_error(
-    pair: tuple[socket.socket, socket.socket], body: bytes
-) -> None:
+def test_a_senseless_frame_is_a_protocol_error(pair: tuple[socket.socket, socket.socket], body: bytes) -> None:
     agent, rank = pair
     agent.sendall(len(body).to_bytes(4, "big") + body)
     with pytest.raises(ProtocolError):
         next(iter(FrameReader(rank)))
 
 
+@many
 @given(st.binary(max_size=64))
-@settings(max_examples=100)
 def test_any_bytes_end_cleanly_or_in_a_protocol_error(data: bytes) -> None:
     left, right = socket.socketpair()
     with left, right:
@@ -150,9 +148,7 @@ def test_any_bytes_end_cleanly_or_in_a_protocol_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, 9])
-def test_a_peer_that_died_inside_a_frame_ends_the_stream(
-    pair: tuple[socket.socket, socket.socket], cut: int
-) -> None:
+def test_a_peer_that_died_inside_a_frame_ends_the_stream(pair: tuple[socket.socket, socket.socket], cut: int) -> None:
     agent, rank = pair
     send_frame(agent, Welcome(1))
     agent.sendall(frame(Stop("a long enough reason"))[:cut])
@@ -244,10 +240,7 @@ def test_the_agent_writes_what_the_rank_reads(tmp_path: Path) -> None:
 def test_ranks_never_load_grpc_or_torch() -> None:
     """A forked process must not inherit grpc's threads and locks, so what ranks import must not pull it
     in."""
-    script = (
-        "import sys, planaria.wire.frames, planaria.wire.page, planaria.wire.codec\n"
-        "print(sorted(sys.modules))\n"
-    )
+    script = "import sys, planaria.wire.frames, planaria.wire.page, planaria.wire.codec\nprint(sorted(sys.modules))\n"
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert "google.protobuf" in out
     assert not re.search(r"'(grpc|torch|numpy)", out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from planaria.core.messages import (
@@ -36,6 +37,10 @@ from planaria.core.messages import (
 )
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.wire import checks
+
+# How long an example takes says more about the machine than about the code.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+many = settings(patient, max_examples=200)
 
 groups = st.integers(0, checks.MAX_GROUP)
 sizes = st.integers(1, checks.MAX_GROUP)

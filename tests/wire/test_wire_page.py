@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from wire_strategies import patient
 
 from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import ProtocolError
@@ -82,7 +83,7 @@ def test_a_healed_rank_shows_the_step_that_it_was_given(path: Path) -> None:
     assert reader.read().step == 41
 
 
-@settings(max_examples=30, deadline=None)
+@patient
 @given(count=st.integers(0, 3 * KEPT))
 def test_the_ring_keeps_the_last_commits(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
     path = tmp_path_factory.mktemp("page") / "progress"

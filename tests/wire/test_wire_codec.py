@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies import events, orders, quorums, reports, statuses
+from wire_strategies import events, many, orders, patient, quorums, reports, statuses
 
 from planaria.core import messages as m
 from planaria.core.messages import (
@@ -45,32 +45,35 @@ MEMBER = Member(1, 0)
 QUORUM = Quorum(QuorumId(3, 4), (Member(0, 0), MEMBER), ("a:1", "b:2"), True, "abc", "group 2 lost")
 
 
+@patient
 @given(reports)
 def test_reports_round_trip(report: Report) -> None:
     assert repr(codec.report_from_bytes(codec.encode_report(report).SerializeToString())) == repr(report)
 
 
+@patient
 @given(orders)
 def test_orders_round_trip(order: Order) -> None:
     assert codec.order_from_bytes(codec.encode_order(order).SerializeToString()) == order
 
 
+@patient
 @given(events)
 def test_events_round_trip(event: m.Event) -> None:
     data = status.encode_event(event).SerializeToString()
     assert repr(status.decode_event(codec.parse(pb.Event, data))) == repr(event)
 
 
+@patient
 @given(statuses)
 def test_statuses_round_trip(job: JobStatus) -> None:
     data = status.encode_status(job).SerializeToString()
     assert repr(status.decode_status(codec.parse(pb.JobStatus, data))) == repr(job)
 
 
+@patient
 @given(st.lists(quorums(), min_size=2, max_size=3), st.data())
-def test_the_memory_of_the_newest_quorum_never_mixes_quorums_up(
-    several: list[Quorum], data: st.DataObject
-) -> None:
+def test_the_memory_of_the_newest_quorum_never_mixes_quorums_up(several: list[Quorum], data: st.DataObject) -> None:
     for _ in range(6):
         quorum = data.draw(st.sampled_from(several))
         assert codec.decode_quorum(codec.encode_quorum(quorum)) == quorum
@@ -84,7 +87,7 @@ PARSERS: list[Callable[[bytes], object]] = [
 ]
 
 
-@settings(max_examples=300)
+@many
 @given(st.binary(max_size=200), st.sampled_from(PARSERS))
 def test_random_bytes_are_a_value_or_a_protocol_error(data: bytes, parser: Callable[[bytes], object]) -> None:
     try:
@@ -93,7 +96,7 @@ def test_random_bytes_are_a_value_or_a_protocol_error(data: bytes, parser: Calla
         assert str(error)
 
 
-@settings(max_examples=300)
+@many
 @given(reports, st.data())
 def test_damaged_reports_are_a_value_or_a_protocol_error(report: Report, data: st.DataObject) -> None:
     """Closer to real messages than random bytes: one byte changed, or the end cut off."""
@@ -172,11 +175,7 @@ SENSELESS_REPORTS: list[tuple[str, pb.Report]] = [
     ),
     (
         "policy 0",
-        pb.Report(
-            hello=pb.Hello(
-                agent="a", protocol=codec.PROTOCOL, spec=pb.JobSpec(job="j", groups=1, min_groups=1)
-            )
-        ),
+        pb.Report(hello=pb.Hello(agent="a", protocol=codec.PROTOCOL, spec=pb.JobSpec(job="j", groups=1, min_groups=1))),
     ),
 ]
 

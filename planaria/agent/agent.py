@@ -1,0 +1,374 @@
+"""The agent: keeps this node's groups alive and passes the words between them and the lighthouse.
+
+One event loop and no threads of its own. It has no part in a step; what it does when a member dies is the
+beginning of every recovery, so the death is told before anything else is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from planaria.agent.events import EventLog
+from planaria.agent.link import Link
+from planaria.agent.lives import Failure, Life, Lives, ended_state, failure_of
+from planaria.agent.orders import Orders
+from planaria.agent.ranks import RankHub
+from planaria.agent.recovery import RecoveryTimes
+from planaria.agent.told import Told
+from planaria.core import plan as planning
+from planaria.core.liveness import HEARTBEAT_SECONDS
+from planaria.core.messages import (
+    NO_QUORUM,
+    Adopted,
+    Died,
+    Finished,
+    Heartbeat,
+    Hello,
+    JobSpec,
+    Member,
+    Phase,
+    Ready,
+    Report,
+    Stop,
+    Suspected,
+)
+from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
+from planaria.engines.base import Broken, Change, Ended, Engine, Started
+from planaria.errors import EXIT_BAD_INPUT, EXIT_FAILED
+
+# Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
+POLL_SECONDS = 0.05
+# What still runs when the job is over is told to end; Python ends at once, and only scripts that handle SIGTERM use
+# this. As long as a container runtime's shortest usual grace, halved. Their ends are the news that end this wait.
+_END_SECONDS = 5.0
+# A debugger or profiler that stops a process for a moment lets it go on within this.
+_LEAST_PATIENCE = 2.0
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What this agent has to look after. ``plan.desired`` is the number of groups here, ``spec.groups`` in all."""
+
+    spec: JobSpec
+    plan: PlanSpec
+    directory: Path
+    first_group: int = 0
+    host: str = field(default_factory=socket.gethostname)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it hosts the highest groups, so that groups beyond the first number are its."""
+        return self.first_group + self.plan.desired >= self.spec.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    exit_code: int
+    reason: str  # a sentence for people
+    failures: tuple[Failure, ...]
+    replacements: int
+    step: int
+
+
+class Agent:
+    """``run`` it once, ``close`` it in any case. ``lives``, ``orders`` and ``events`` are also for views."""
+
+    def __init__(self, assignment: Assignment, make_engine: Callable[[Path], Engine], events: EventLog) -> None:
+        """``make_engine`` is given the path of the socket to which ranks connect."""
+        self.assignment = assignment
+        self.events = events
+        self.lives = Lives()
+        self.told = Told()
+        self.failures: list[Failure] = []
+        self.committed = False
+        self.replacements: list[float] = []
+        self.hub = RankHub(self._admit, self._on_report, lambda reason: events.add("refused", reason))
+        self.engine = make_engine(self.hub.path)
+        self.orders = Orders(self)
+        self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
+        self._name = f"{assignment.host}-{uuid.uuid4().hex[:8]}"
+        self._recoveries = RecoveryTimes()
+        self._stopping = 0  # the signal that asked for an orderly end
+        self._outcome: tuple[int, str] | None = None
+        self._news = asyncio.Event()
+        self._beat_at = 0.0
+        self._started_any = False
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    async def run(self, lighthouse: str) -> Outcome:
+        """Until the job is over here; ``lighthouse`` is its host:port. No rank is left then."""
+        await self.hub.start()
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self.link.run(lighthouse)), loop.create_task(self._relay_events())]
+        self.engine.watch(self._on_change)
+        try:
+            while self._outcome is None:
+                self._tick()
+                await self._pause()
+            await self._end_groups()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.close()
+        code, reason = self._outcome
+        step = max((life.step for life in self.lives.groups.values()), default=0)
+        return Outcome(code, reason, tuple(self.failures), len(self.replacements), step)
+
+    async def close(self) -> None:
+        """End every rank, the engine and the socket. Safe to call twice."""
+        await self.engine.close()
+        await self.hub.close()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether an orderly end was asked for."""
+        return bool(self._stopping)
+
+    def interrupt(self, signum: int) -> None:
+        """First: all ranks stop after the same commit. Second: everything ends now."""
+        name = signal.Signals(signum).name
+        if self._stopping:
+            self.events.add("stop", f"{name} again: everything is killed")
+            self.finish(128 + signum, f"killed by a second {name}")
+            for life in self.lives.alive():
+                self._delete(life, signal.SIGKILL)
+            return
+        self.events.add("stop", f"{name}: the groups stop after the next commit; once more kills them")
+        self.stop_in_order(signum)
+
+    def stop_in_order(self, signum: int) -> None:
+        if self._stopping or self._outcome is not None:
+            return
+        self._stopping = signum
+        for life in self.lives.alive():
+            self._ask_to_stop(life)
+        self._news.set()
+
+    def finish(self, exit_code: int, reason: str) -> None:
+        """The job is over here: the first outcome counts."""
+        if self._outcome is None:
+            self._outcome = (exit_code, reason)
+            self.events.add("end", reason, data={"exit_code": exit_code})
+        self._news.set()
+
+    async def _pause(self) -> None:
+        # Pages and process states bring no news by themselves: without any it is time to look at them.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), POLL_SECONDS)
+        self._news.clear()
+
+    async def _end_groups(self) -> None:
+        until = time.monotonic() + _END_SECONDS
+        for life in self.lives.alive():
+            self._delete(life, signal.SIGTERM)
+            # One that was stopped could not hear it.
+            self._delete(life, signal.SIGCONT)
+        while self.engine.list() and time.monotonic() < until:
+            await self._pause()
+
+    async def _relay_events(self) -> None:
+        """Put what the lighthouse records into the run's own record."""
+        seen: set[tuple[float, str]] = set()
+        while True:
+            await self.link.up.wait()
+            async for event in self.link.events(self.assignment.spec.job):
+                if (event.at, event.text) not in seen:
+                    seen.add((event.at, event.text))
+                    self.events.take(event)
+            await asyncio.sleep(POLL_SECONDS)  # a stream that ends at once must not be asked for in a busy loop
+
+    # --- news ------------------------------------------------------------------------------------------------
+
+    def _on_change(self, change: Change) -> None:
+        match change:
+            case Ended():
+                # Others wait for this word, and for nothing else that happens here.
+                report = Died(change.member, change.cause)
+                self.link.tell(report)
+                self.told.record(report)
+                asyncio.get_running_loop().call_soon(self._ended, change)
+            case Started():
+                self._started_any = True
+                if (life := self.lives.of(change.member)) is not None:
+                    life.pid = change.pid
+                text = f"{change.member} runs as pid {change.pid}"
+                facts = {"incarnation": change.member.incarnation, "pid": change.pid}
+                self.events.add("start", text, change.member.group, facts)
+            case Broken():
+                self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
+
+    def _ended(self, change: Ended) -> None:
+        life = self.lives.of(change.member)
+        if life is None or not life.alive:
+            return
+        now = time.monotonic()
+        quorum = life.quorum
+        life.last_look()
+        life.state = ended_state(life, change.returncode)
+        life.ended, life.exit_code = now, change.returncode
+        if life.settled and life.state in (GroupState.DEAD, GroupState.REFUSED):
+            self._recoveries.died(life.member, quorum)
+        failure = failure_of(life, change.returncode, change.cause)
+        life.message = failure.message if failure.reported or change.returncode is None else ""
+        if life.state is GroupState.DEAD:
+            spec = self.assignment.plan
+            life.quick_failures = planning.quick_failures(spec, life.quick_failures, now - life.created, life.settled)
+        wanted = self._stopping or self._outcome is not None
+        if life.state in (GroupState.DEAD, GroupState.REFUSED) and not wanted:
+            if life.ready and change.returncode == EXIT_INTERRUPTED:
+                self.events.add("stop", f"{life.member} was asked to stop by another group's agent", life.member.group)
+                self.stop_in_order(signal.SIGINT)
+            else:
+                self.failures.append(failure)
+        text = f"{life.member} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
+        if self._stopping and change.returncode == EXIT_INTERRUPTED:
+            text = f"{life.member} stopped after {life.step} steps"
+        facts = {"state": life.state.value, "exit_code": change.returncode, "step": life.step}
+        self.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
+        self._news.set()
+
+    def _admit(self, member: Member) -> bool:
+        life = self.lives.of(member)
+        return life is not None and life.alive
+
+    def _on_report(self, report: Report) -> None:
+        self.link.tell(report)
+        self.told.record(report)
+        match report:
+            case Ready():
+                if (life := self.lives.of(report.member)) is not None:
+                    # Outside of any quorum, for the first time or again: its state does not count.
+                    life.ready, life.adopted, life.settled = True, False, False
+                    if self._stopping:
+                        self._ask_to_stop(life)
+            case Adopted():
+                if (life := self.lives.of(report.member)) is not None:
+                    life.adopted = True
+                self.committed = self.committed or report.step > 0
+                self._recoveries.adopted(report)
+            case Finished():
+                if (life := self.lives.of(report.member)) is not None:
+                    life.done = True
+
+    def _on_note(self, kind: str, text: str) -> None:
+        self.events.add(kind, text)
+
+    def _on_refused(self, reason: str) -> None:
+        """The lighthouse does not take this agent at all."""
+        if not self.link.epoch:
+            self.finish(EXIT_BAD_INPUT, f"the lighthouse at {self.link.address} refuses this agent: {reason}")
+
+    def _hello(self) -> Hello:
+        spec = replace(self.assignment.spec, groups=self.orders.total)
+        return Hello(self._name, self.assignment.host, spec)
+
+    # --- looking and acting ----------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for life in self.lives.alive():
+            if life.pid:
+                self._judge(life, life.look(now), now)
+                self.committed = self.committed or life.step > 0
+                if life.state is GroupState.DRAINING and life.phase is Phase.PARKED and not life.being_killed:
+                    life.being_killed = "it was drained"  # it waits for a quorum that will not come
+                    self._delete(life, signal.SIGTERM)
+        for dead, seconds, step in self._recoveries.closed(self._commits):
+            text = f"the others went on {seconds:.3f} s after {dead} was lost"
+            facts = {"seconds": round(seconds, 6), "group": dead.group, "step": step}
+            self.events.add("recovered", text, dead.group, facts)
+        if now >= self._beat_at:
+            self._beat_at = now + HEARTBEAT_SECONDS
+            self.link.tell(Heartbeat(tuple(life.pulse() for life in self.lives.alive())))
+        if self._outcome is not None:
+            return
+        if self._stopping:
+            self._conclude_stop()
+        else:
+            self._act(now)
+
+    def _commits(self, member: Member) -> list[tuple[int, int]]:
+        life = self.lives.of(member)
+        return life.commits() if life is not None else []
+
+    def _judge(self, life: Life, why: str | None, now: float) -> None:
+        if why is None and life.suspected_since is not None:
+            life.suspected_since, life.suspicion = None, ""
+            self.events.add("alive", f"{life.member} shows life again", life.member.group)
+        elif why is not None and life.suspected_since is None:
+            life.suspected_since, life.suspicion = now, why
+            report = Suspected(life.member, why)
+            self.link.tell(report)
+            self.told.record(report)
+            self.events.add("suspect", f"{life.member}: {why}", life.member.group)
+
+    def _act(self, now: float) -> None:
+        desired = self.orders.desired_here()
+        if desired < 1:
+            if not self.lives.alive():
+                self.finish(0, "all groups of this agent were drained")
+            return
+        spec = replace(self.assignment.plan, desired=desired, suspect_patience=self._patience())
+        for action in planning.plan(spec, self._observed(), now):
+            match action:
+                case planning.Start():
+                    self._start(Member(action.group, action.incarnation), now)
+                case planning.Kill():
+                    life = self.lives.groups[action.group]
+                    if not life.being_killed:
+                        life.being_killed = action.reason
+                        self.events.add("kill", f"{life.member} is killed: {action.reason}", action.group)
+                        self._delete(life, signal.SIGKILL)
+                case planning.Drain():
+                    self.orders.ask_drain(action.group)
+                case planning.Finish():
+                    self.finish(action.exit_code, action.reason)
+
+    def _observed(self) -> Observed:
+        # Groups below the first one belong to other agents: for the plan their numbers are taken.
+        others = [ObservedGroup(group, 0, GroupState.DRAINED) for group in range(self.assignment.first_group)]
+        ours = [life.observed() for life in self.lives.groups.values()]
+        return Observed((*others, *ours), self.committed, tuple(self.replacements))
+
+    def _patience(self) -> float:
+        """What a replacement costs here, as last seen: killing a suspect is worth it when waiting has cost as much."""
+        seen = [life.settle_seconds for life in self.lives.groups.values() if life.settle_seconds > 0]
+        return max(_LEAST_PATIENCE, min(seen)) if seen else self.assignment.plan.suspect_patience
+
+    def _start(self, member: Member, now: float) -> None:
+        if member.incarnation > 0:
+            self.replacements.append(now)
+        directory = self.assignment.directory / f"rg{member.group}" / f"i{member.incarnation}"
+        self.lives.begin(member, directory, now)
+        self.engine.create(member.group, member.incarnation)
+
+    def _delete(self, life: Life, signum: int) -> None:
+        self.engine.delete(life.member.group, life.member.incarnation, signum)
+
+    # --- an orderly end --------------------------------------------------------------------------------------
+
+    def _ask_to_stop(self, life: Life) -> None:
+        # One that is in no quorum, or not even connected, has nothing to finish.
+        if life.quorum == NO_QUORUM or not self.hub.send(life.member, Stop("")):
+            self._delete(life, signal.SIGTERM)
+
+    def _conclude_stop(self) -> None:
+        if self.lives.alive():
+            return
+        if any(life.done for life in self.lives.groups.values()):
+            self.finish(0, "all steps are committed")
+            return
+        step = max((life.step for life in self.lives.groups.values()), default=0)
+        name = signal.Signals(self._stopping).name
+        self.finish(128 + self._stopping, f"stopped by {name} after {step} committed steps")

@@ -1,0 +1,185 @@
+"""The agent's stream to the lighthouse. Nothing in training waits for it: it may be down for hours."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+
+from planaria.core.messages import Event, Hello, Order, Publish, Report, Synced, Welcome
+from planaria.errors import ProtocolError
+from planaria.wire import control_pb2 as pb
+from planaria.wire.channel import open_channel
+from planaria.wire.codec import decode_order, encode_report
+from planaria.wire.control_pb2_grpc import LighthouseStub
+from planaria.wire.status import decode_event
+
+# After a stream that broke, the first retry comes at once and gRPC itself paces connecting. These bound the pauses
+# between streams that a reachable lighthouse ends again: from hardly noticeable to one heartbeat, for a
+# lighthouse that is up decides on heartbeats.
+_PAUSE = (0.05, 1.0)
+# A second of silence after the start is normal for a lighthouse that starts too; after three, people want to know.
+_UNREACHABLE_AFTER = 3.0
+# A lighthouse answers an operator within milliseconds, or is not there.
+_DRAIN_SECONDS = 1.0
+
+_Stream = grpc.aio.StreamStreamCall[pb.AgentFrame, pb.LighthouseFrame]
+
+
+class Link:
+    """``hello`` and ``again`` are asked at every connect; ``on_order`` gets the orders that count.
+
+    ``on_note`` gets (kind, sentence) for the record: link up, link down, an order refused as outdated.
+    ``on_refused`` gets the lighthouse's own words if it says that this agent need not try again.
+    """
+
+    def __init__(
+        self,
+        hello: Callable[[], Hello],
+        again: Callable[[], Iterable[Report]],
+        on_order: Callable[[Order], None],
+        on_note: Callable[[str, str], None],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self.address = ""
+        self.epoch = 0  # the highest seen: the fence
+        self.up = asyncio.Event()
+        self._hello = hello
+        self._again = again
+        self._on_order = on_order
+        self._on_note = on_note
+        self._on_refused = on_refused
+        self._outbox: asyncio.Queue[Report] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._stale_noted = 0
+
+    def tell(self, report: Report) -> None:
+        """Send ``report`` now, or never: what still counts at the next connect is what ``again`` says then."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(report)
+
+    async def run(self, address: str) -> None:
+        """Keep a stream to the lighthouse at ``address`` (host:port) open until cancelled."""
+        self.address = address
+        self._channel = open_channel(address)
+        watchdog = asyncio.get_running_loop().call_later(_UNREACHABLE_AFTER, self._note_unreachable)
+        try:
+            pause = 0.0
+            while True:
+                heard = await self._attend()
+                pause = 0.0 if heard else min(max(2 * pause, _PAUSE[0]), _PAUSE[1])
+                # Jitter: a thousand agents that lost one lighthouse must not come back in one instant.
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        finally:
+            watchdog.cancel()
+            await self._channel.close(None)
+
+    async def drain(self, job: str, group: int) -> None:
+        """Ask the lighthouse to leave a group out. That it cannot now is no matter: whoever wants it asks again."""
+        assert self._channel is not None
+        with suppress(grpc.RpcError):
+            await LighthouseStub(self._channel).Drain(pb.GroupRequest(job=job, group=group), timeout=_DRAIN_SECONDS)
+
+    async def events(self, job: str) -> AsyncIterator[Event]:
+        """The lighthouse's own events of the job, as they happen; ends when the lighthouse is lost."""
+        assert self._channel is not None
+        call = LighthouseStub(self._channel).WatchEvents(pb.WatchRequest(job=job))
+        with suppress(grpc.RpcError, ProtocolError):
+            async for message in call:
+                yield decode_event(message)
+
+    async def _attend(self) -> bool:
+        """One stream, from connecting to its end. Returns whether the lighthouse answered on it."""
+        assert self._channel is not None
+        call = LighthouseStub(self._channel).Attend(wait_for_ready=True)
+        heard, writer = False, None
+        try:
+            await call.wait_for_connection()
+            # What is told from here on comes after the snapshot: both are taken without a pause between.
+            self._outbox = asyncio.Queue()
+            opening = [self._hello(), *self._again(), Synced()]
+            writer = asyncio.get_running_loop().create_task(self._write(call, opening, self._outbox))
+            stream_epoch = 0
+            async for frame in call:
+                order = decode_order(frame.order)
+                if isinstance(order, Welcome):
+                    stream_epoch = order.epoch
+                    if stream_epoch < self.epoch:
+                        self._note_stale(stream_epoch)
+                        return False  # let go of it: it must not count on this agent, nor this agent on it
+                    heard = True
+                    self._up()
+                if self._counts(order, stream_epoch):
+                    self._on_order(order)
+        except grpc.RpcError as error:
+            self._down(_reason(error))
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                self._on_refused(_reason(error))
+        except ProtocolError as error:
+            heard = False  # it will say the same again: do not hurry back
+            self._down(str(error))
+        else:
+            self._down("the lighthouse ended the stream")
+        finally:
+            self._outbox = None
+            self.up.clear()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            call.cancel()
+        return heard
+
+    async def _write(self, call: _Stream, opening: list[Report], outbox: asyncio.Queue[Report]) -> None:
+        with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reading side says what happened
+            for report in opening:
+                await self._write_one(call, report)
+            while True:
+                await self._write_one(call, await outbox.get())
+
+    async def _write_one(self, call: _Stream, report: Report) -> None:
+        try:
+            frame = pb.AgentFrame(report=encode_report(report))
+        except ProtocolError as error:
+            # One report that breaks a limit must not cost the stream that carries all others.
+            self._on_note("refused", f"a {type(report).__name__} could not be sent: {error}")
+            return
+        await call.write(frame)
+
+    def _counts(self, order: Order, stream_epoch: int) -> bool:
+        """Whether the order is of the newest lighthouse that was ever heard. An older one may still run, cut off
+        or paused, and must not be obeyed."""
+        epoch = order.quorum.id.epoch if isinstance(order, Publish) else stream_epoch
+        if epoch < self.epoch:
+            self._note_stale(epoch)
+            return False
+        self.epoch = max(self.epoch, epoch)
+        return True
+
+    def _note_stale(self, epoch: int) -> None:
+        if self._stale_noted != epoch:
+            self._stale_noted = epoch
+            self._on_note("stale", f"a lighthouse of epoch {epoch} is not obeyed: epoch {self.epoch} has been seen")
+
+    def _up(self) -> None:
+        self.up.set()
+        self._on_note("link", f"connected to the lighthouse at {self.address}")
+
+    def _down(self, why: str) -> None:
+        if self.up.is_set():
+            self._on_note("link", f"the lighthouse at {self.address} is out of reach ({why}); training goes on")
+        elif self._outbox is not None:
+            self._on_note("link", f"the lighthouse at {self.address} refused the stream: {why}")
+
+    def _note_unreachable(self) -> None:
+        if self.epoch == 0:
+            self._on_note("link", f"no lighthouse answers at {self.address} yet; trying on")
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() or error.code().name
+    return str(error)

@@ -1,0 +1,119 @@
+"""What the lighthouse orders, and how many groups this agent should have after all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from planaria.agent.proc import signal_name
+from planaria.core.messages import (
+    Desired,
+    Drain,
+    Kill,
+    Member,
+    Order,
+    Publish,
+    Quorum,
+    Refuse,
+    Stop,
+    Welcome,
+)
+from planaria.core.plan import GroupState
+from planaria.errors import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from planaria.agent.agent import Agent
+
+
+class Orders:
+    """Carries the lighthouse's orders out for ``agent``. ``total``: groups that the whole job should have."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self.total = agent.assignment.spec.groups
+        self.quorum: Quorum | None = None  # the newest heard of
+        self._told_total = self.total
+        self._retold = True  # the next Desired only repeats what was wanted before this stream
+        self._drained: set[Member] = set()
+        self._asking: dict[int, asyncio.Task[None]] = {}
+
+    def obey(self, order: Order) -> None:
+        match order:
+            case Publish():
+                self._publish(order)
+            case Refuse():
+                self._refuse(order)
+            case Drain():
+                self._drain(order)
+            case Kill():
+                self._kill(order)
+            case Desired():
+                self._desired(order)
+            case Stop():
+                self._stop(order)
+            case Welcome():
+                self._retold = True
+
+    def desired_here(self) -> int:
+        """How many groups this agent should keep alive."""
+        assignment = self._agent.assignment
+        if assignment.is_last:
+            return self.total - assignment.first_group
+        return min(assignment.plan.desired - len(self._drained), self._told_total - assignment.first_group)
+
+    def ask_drain(self, group: int) -> None:
+        """Fewer groups are wanted: have the lighthouse leave one out. Its order comes back when it does."""
+        if group not in self._asking:
+            task = asyncio.get_running_loop().create_task(
+                self._agent.link.drain(self._agent.assignment.spec.job, group)
+            )
+            self._asking[group] = task
+            task.add_done_callback(lambda _: self._asking.pop(group, None))
+
+    def _publish(self, order: Publish) -> None:
+        self._agent.hub.send(order.member, order)
+        if self.quorum is None or order.quorum.id > self.quorum.id:
+            self.quorum = order.quorum
+        if (life := self._agent.lives.of(order.member)) is not None:
+            life.left_out = order.member not in order.quorum.members
+
+    def _refuse(self, order: Refuse) -> None:
+        life = self._agent.lives.of(order.member)
+        if life is not None and not self._agent.hub.send(order.member, order):
+            life.being_killed = order.reason  # it cannot be told, and must not be taken for one that works
+            self._agent.engine.delete(order.member.group, order.member.incarnation, signal.SIGKILL)
+
+    def _drain(self, order: Drain) -> None:
+        life = self._agent.lives.groups.get(order.member.group)
+        if order.member in self._drained:
+            return
+        self._drained.add(order.member)
+        self.total -= 1
+        if life is not None and life.alive:
+            life.state = GroupState.DRAINING
+            self._agent.hub.send(order.member, order)
+        elif life is not None and life.state is GroupState.DEAD:
+            life.state = GroupState.DRAINED
+
+    def _kill(self, order: Kill) -> None:
+        life = self._agent.lives.groups.get(order.group)
+        if life is None or not life.alive:
+            return
+        name = signal_name(order.signal)
+        self._agent.events.add("signal", f"{life.member} gets {name}, as the lighthouse ordered", order.group)
+        self._agent.engine.delete(life.member.group, life.member.incarnation, order.signal)
+
+    def _desired(self, order: Desired) -> None:
+        # Drains that came since it was first told must not be undone by its being told again at a connect.
+        again, self._retold = self._retold and order.groups == self._told_total, False
+        if not again:
+            self.total = self._told_total = order.groups
+            self._agent.events.add("scale", f"the job is to have {order.groups} groups")
+
+    def _stop(self, order: Stop) -> None:
+        if self._agent.stopping:
+            return  # of course every group is lost when all were told to end
+        for member in self._agent.hub.connected():
+            self._agent.hub.send(member, order)
+        self._agent.finish(EXIT_FAILED, order.reason)

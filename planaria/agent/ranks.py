@@ -1,0 +1,123 @@
+"""The Unix socket to the ranks of this agent: reports in, orders out."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from planaria.core.messages import Adopted, Finished, Member, Order, Ready, Report, Trouble
+from planaria.errors import ProtocolError
+from planaria.wire.frames import read_frame, write_frame
+
+# The kernel's limit for the path of a Unix socket is 108 bytes, the closing zero included.
+_LONGEST_PATH = 107
+_NAME = "agent"
+
+
+class RankHub:
+    """Listens in a private directory. A connection belongs to the member that its first report names.
+
+    ``on_report`` gets every report of a member for which ``admit`` says True; another connection is closed, as is
+    one that says what a rank must not say (``on_refused`` gets a sentence). That a connection ends means nothing:
+    the process table says who is dead.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[Member], bool],
+        on_report: Callable[[Report], None],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self._admit = admit
+        self._on_report = on_report
+        self._on_refused = on_refused
+        self._writers: dict[Member, asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._directory = _private_directory()
+
+    @property
+    def path(self) -> Path:
+        return self._directory / _NAME
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._connected, self.path)
+
+    def send(self, member: Member, order: Order) -> bool:
+        """Queue ``order`` for the member. False if it is not connected. Never waits for the rank."""
+        writer = self._writers.get(member)
+        if writer is None or writer.is_closing():
+            return False
+        write_frame(writer, order)
+        return True
+
+    def connected(self) -> tuple[Member, ...]:
+        return tuple(self._writers)
+
+    async def close(self) -> None:
+        """Close all connections, which ends the ranks that still live, and remove the directory."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        member: Member | None = None
+        try:
+            member = await self._first(reader, writer)
+            while member is not None and (report := await read_frame(reader)) is not None:
+                self._take(member, report)
+        except ProtocolError as error:
+            self._on_refused(f"{member or 'a process'} was cut off from the agent's socket: {error}")
+        except asyncio.CancelledError:
+            pass  # by close; nothing is left to be done but to hang up
+        finally:
+            self._tasks.discard(task)
+            if member is not None and self._writers.get(member) is writer:
+                del self._writers[member]
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _first(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member | None:
+        report = await read_frame(reader)
+        if report is None:
+            return None
+        member = _speaker(report)
+        if not self._admit(member):
+            raise ProtocolError(f"{member} is not a running member of this agent")
+        if (old := self._writers.get(member)) is not None:
+            old.close()
+        self._writers[member] = writer
+        self._take(member, report)
+        return member
+
+    def _take(self, member: Member, report: Report) -> None:
+        if _speaker(report) != member:
+            raise ProtocolError(f"{member} spoke for {_speaker(report)}")
+        self._on_report(report)
+
+
+def _speaker(report: Report) -> Member:
+    """Whom a rank's report is about. Everything else is for the agent to say."""
+    if isinstance(report, (Ready, Adopted, Trouble, Finished)):
+        return report.member
+    raise ProtocolError(f"a rank sent a {type(report).__name__}, which only agents send")
+
+
+def _private_directory() -> Path:
+    """A new directory that only this user can enter, with a path short enough for a socket."""
+    directory = Path(tempfile.mkdtemp(prefix="planaria-"))
+    if len(str(directory / _NAME).encode()) > _LONGEST_PATH:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="planaria-", dir="/tmp"))
+    return directory

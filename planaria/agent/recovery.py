@@ -1,0 +1,51 @@
+"""How long the others needed to go on after a death, read from their progress pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from planaria.core.messages import Adopted, Member, QuorumId
+
+
+@dataclass(slots=True)
+class _Open:
+    died_ns: int
+    quorum: QuorumId  # in force when it died
+    first_step: dict[Member, int] = field(default_factory=dict)  # the first commit that counts, by survivor
+
+
+class RecoveryTimes:
+    """A recovery ends with the first commit that a survivor makes under a newer quorum: a commit right after the death
+    may have been as good as made before it."""
+
+    def __init__(self) -> None:
+        self._open: dict[Member, _Open] = {}
+
+    def died(self, member: Member, quorum: QuorumId) -> None:
+        self._open[member] = _Open(time.monotonic_ns(), quorum)
+
+    def adopted(self, report: Adopted) -> None:
+        for recovery in self._open.values():
+            if report.quorum > recovery.quorum:
+                recovery.first_step.setdefault(report.member, report.step + 1)
+
+    def closed(self, commits: Callable[[Member], list[tuple[int, int]]]) -> list[tuple[Member, float, int]]:
+        """(who had died, seconds until the commit, its step) of the recoveries that are over by now.
+
+        ``commits`` gives (step, monotonic ns) of a member's recent commits.
+        """
+        over = []
+        for dead, recovery in list(self._open.items()):
+            found = [
+                (at, step)
+                for member, first in recovery.first_step.items()
+                for step, at in commits(member)
+                if step >= first and at > recovery.died_ns
+            ]
+            if found:
+                at, step = min(found)
+                del self._open[dead]
+                over.append((dead, (at - recovery.died_ns) / 1e9, step))
+        return over

@@ -1,0 +1,233 @@
+"""A run seen from outside: the pages, logs and processes that its directory leads to. Reads only;
+changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planaria.agent.proc import state_of
+from planaria.core.messages import Event, Member, Phase, QuorumId
+from planaria.errors import ProtocolError
+from planaria.wire.page import Commit, PageView, ProgressPage
+
+# Phases of a member that works in a quorum, as opposed to one that starts, waits or heals.
+WORKING = frozenset({Phase.FORMING, Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})
+
+
+@dataclass(slots=True)
+class Life:
+    """One incarnation. ``commits`` has all that was ever seen on its page, oldest first."""
+
+    member: Member
+    directory: Path
+    page: ProgressPage
+    view: PageView
+    pidfd: int  # -1: the process was gone, or not this one, when its page was found
+    commits: list[Commit] = field(default_factory=list)
+    over: bool = False  # dead, and its page has been read to the end
+
+    @property
+    def alive(self) -> bool:
+        if self.pidfd < 0:
+            return False
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)  # readable as soon as the process is dead, reaped or not
+        return not waiter.poll(0)
+
+    @property
+    def stopped(self) -> bool:
+        return self.alive and state_of(self.view.pid) in ("T", "t")
+
+    def look(self) -> PageView:
+        """The page as it is now, with its new commits added to ``commits``."""
+        if self.over:
+            return self.view
+        self.over = not self.alive  # asked first: what it wrote before its death is read below
+        self.view = self.page.read()
+        last = self.commits[-1].at_ns if self.commits else 0
+        self.commits += [commit for commit in self.page.history() if commit.at_ns > last]
+        return self.view
+
+    def close(self) -> None:
+        self.page.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Watch:
+    """All incarnations of one run, dead ones too. Call ``poll`` at least once for every 256 commits of a
+    group.
+
+    ``directories``: the log directories of the run, one for each of its agents.
+    """
+
+    def __init__(self, *directories: Path) -> None:
+        self.directories = directories
+        self.lives: dict[Member, Life] = {}
+        self._tails = {directory: _Tail(directory / "events.jsonl") for directory in directories}
+        self._agents: dict[Path, int] = {}
+
+    def poll(self) -> None:
+        """Find new incarnations and new commits."""
+        for directory in self.directories:
+            agent = self._agents.get(directory) or agent_pid(directory)
+            if agent is None:
+                continue  # without its agent's pid a process cannot be told from a stranger
+            self._agents[directory] = agent
+            for path in directory.glob("rg*/i*/progress"):
+                member = _member_of(path.parent)
+                if member is not None and member not in self.lives:
+                    self._open(member, path, agent)
+        for life in self.lives.values():
+            life.look()
+
+    def _open(self, member: Member, path: Path, agent: int) -> None:
+        try:
+            page = ProgressPage.open(path)
+        except (FileNotFoundError, ProtocolError):
+            return  # being replaced at this moment, or not ours
+        self.lives[member] = Life(member, path.parent, page, page.read(), open_child(page.pid, agent))
+
+    def newest(self) -> list[Life]:
+        """The newest incarnation of every group, by group."""
+        newest: dict[int, Life] = {}
+        for member in sorted(self.lives):
+            newest[member.group] = self.lives[member]
+        return [newest[group] for group in sorted(newest)]
+
+    def life(self, group: int) -> Life | None:
+        return next((life for life in self.newest() if life.member.group == group), None)
+
+    @property
+    def step(self) -> int:
+        """Steps committed by the job."""
+        return max((life.view.step for life in self.lives.values()), default=0)
+
+    @property
+    def quorum(self) -> QuorumId:
+        """The newest quorum that any member works under."""
+        return max((life.view.quorum for life in self.lives.values()), default=QuorumId(0, 0))
+
+    def settled(self) -> list[Life]:
+        """Incarnations that certainly hold the state of the job and are at work, by group.
+
+        A member counts when it runs, works under the newest quorum, and has itself committed the newest
+        step or the one before (peers may be one commit apart for a moment). One that has just healed counts
+        from its first commit on: too late rather than too early, for whoever kills relies on it.
+        """
+        top, quorum = self.step, self.quorum
+        found = []
+        for life in self.newest():
+            view = life.view
+            current = view.phase in WORKING and view.quorum == quorum
+            if current and life.commits and life.commits[-1].step >= top - 1 and life.alive and not life.stopped:
+                found.append(life)
+        return found
+
+    def events(self) -> list[Event]:
+        """Events written since the last call, of all agents, in the order of their time."""
+        fresh = [event for tail in self._tails.values() for event in tail.read()]
+        return sorted(fresh, key=lambda event: event.at)
+
+    def close(self) -> None:
+        for life in self.lives.values():
+            life.close()
+
+
+class _Tail:
+    """Follows a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[Event]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data.rfind(b"\n") + 1  # the last line may be half written
+        self._offset += whole
+        return [event for line in data[:whole].splitlines() if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        raw: dict[str, Any] = json.loads(line)
+        return Event(float(raw["at"]), str(raw["kind"]), str(raw["text"]), int(raw.get("group", -1)))
+    except (ValueError, KeyError, TypeError):
+        return None  # events are for people: a line that cannot be read is left out
+
+
+def _member_of(directory: Path) -> Member | None:
+    try:
+        return Member(int(directory.parent.name.removeprefix("rg")), int(directory.name.removeprefix("i")))
+    except ValueError:
+        return None
+
+
+def read_run(directory: Path) -> dict[str, Any] | None:
+    """``run.json`` of a run directory; None if it is not there yet."""
+    with suppress(FileNotFoundError, ValueError):
+        raw = json.loads((directory / "run.json").read_text())
+        return raw if isinstance(raw, dict) else None
+    return None
+
+
+def agent_pid(directory: Path) -> int | None:
+    """The pid of the agent that writes this run directory; None before it has said so."""
+    raw = read_run(directory)
+    return None if raw is None else int(raw.get("pid") or 0) or None
+
+
+def parent_of(pid: int) -> int:
+    """Parent of a process; 0 if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[1])
+
+
+def open_child(pid: int, parent: int) -> int:
+    """A pidfd of ``pid`` if it is a child of ``parent``, else -1.
+
+    The pidfd stays with that very process: a signal sent through it cannot hit another that got the same
+    number. The parent is asked after it was opened, so what it says is about the process behind it. Every
+    rank is a child of its agent.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    if parent_of(pid) == parent:
+        return descriptor
+    os.close(descriptor)
+    return -1
+
+
+def children_of(pid: int) -> list[int]:
+    """Pids of the children of another process."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                found += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    return found
+
+
+def command_of(pid: int) -> list[str]:
+    """The command line of a process; empty if it is gone."""
+    try:
+        return [word.decode(errors="replace") for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    except OSError:
+        return []

@@ -1,0 +1,47 @@
+"""``planaria demo``: a minute of training in which everything goes wrong, and the proof that nothing
+came of it."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from planaria.chaos import plot as plots
+from planaria.chaos.schedule import demo_schedule
+from planaria.chaos.session import Script
+from planaria.cli.chaos import Proof, new_directory, prove
+from planaria.errors import UsageError
+
+GROUPS = 4
+SHARDS = 8
+# Enough for every fault to find the job at full strength again after the one before.
+LEAST_STEPS = 60
+
+
+def demo(
+    data: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Text to train on; default: Python's library.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw both loss curves into this file (needs matplotlib).")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole record here.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Run directory; default: a new one in planaria_logs.")] = None,
+) -> None:
+    """Train a tiny Llama in 4 groups while they are killed, stopped and robbed of their lighthouse; then
+    train it quietly in one process, and compare every bit. Exit code 0 only if nothing was lost and all
+    bits agree."""
+    if steps < LEAST_STEPS:
+        raise UsageError(f"the demo's faults need at least {LEAST_STEPS} steps, not {steps}")
+    if plot is not None:
+        plots.require(plot)
+    args = ["--steps", str(steps), "--seed", str(seed), *(["--data", data] if data else [])]
+    script = Path(str(resources.files("planaria.demo").joinpath("tiny_lm.py")))
+    proof = Proof(True, json_file, {"demo": True, "data": data, "steps": steps, "seed": seed}, plot, all_faults=True)
+    what = Script(script, tuple(args), GROUPS, SHARDS)
+    code = prove(Console(), what, demo_schedule(steps), new_directory(log_dir, "demo"), proof)
+    raise typer.Exit(code)

@@ -1,0 +1,158 @@
+"""What ``planaria run`` was asked for, and everything that can be wrong with it before anything is started."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import re
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.core.messages import Policy
+from planaria.errors import UsageError
+from planaria.wire.channel import split_address
+
+REDUCTIONS = ("tree", "fast")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """``shards`` and ``local_groups`` are None if not given; ``log_dir`` and ``job`` always have a value."""
+
+    script: str
+    args: tuple[str, ...]
+    module: bool
+    groups: int
+    shards: int | None
+    lighthouse: str | None
+    job: str
+    first_group: int
+    local_groups: int
+    policy: Policy
+    reduction: str
+    log_dir: Path
+    quiet: bool
+    live: bool
+    max_replacements: int
+    restart_backoff: float
+    min_groups: int
+    http: str | None
+    host: str
+
+
+def policy_named(name: str) -> Policy:
+    try:
+        return Policy(name)
+    except ValueError:
+        known = ", ".join(policy.value for policy in Policy)
+        raise UsageError(f"--policy {name}: unknown policy; known policies: {known}") from None
+
+
+def new_job(script: str) -> str:
+    """A name that is new and says what and when."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(script).stem).lstrip("._-") or "job"
+    return f"{stem[:64]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def check(options: RunOptions, nproc_per_group: int) -> None:
+    """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory."""
+    _check_numbers(options, nproc_per_group)
+    if options.reduction not in REDUCTIONS:
+        raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
+    if not _NAME.fullmatch(options.job):
+        raise UsageError(f"--job {options.job!r}: a job's name has letters, digits, dots, dashes and underscores only")
+    if options.lighthouse is not None:
+        split_address(options.lighthouse, "--lighthouse")
+    if options.http is not None:
+        _check_free(options.http, "--http")
+    if options.module:
+        _check_module(options.script)
+    else:
+        _check_script(Path(options.script))
+    _check_directory(options.log_dir)
+
+
+def _check_numbers(options: RunOptions, nproc_per_group: int) -> None:
+    groups, shards = options.groups, options.shards
+    if groups < 1:
+        raise UsageError(f"--groups {groups}: a job needs at least one group")
+    if nproc_per_group < 1:
+        raise UsageError(f"--nproc-per-group {nproc_per_group}: a group needs at least one process")
+    if nproc_per_group > 1:
+        raise UsageError(
+            f"--nproc-per-group {nproc_per_group}: more than one process in a group comes with a later release; "
+            "use one process per group and more groups"
+        )
+    if shards is not None and shards < 1:
+        raise UsageError(f"--shards {shards}: a step needs at least one shard")
+    if shards is not None and groups > shards:
+        raise UsageError(
+            f"{groups} groups cannot share {shards} shards: give --shards {groups} or more, or fewer groups"
+        )
+    if not 1 <= options.min_groups <= groups:
+        raise UsageError(f"--min-groups {options.min_groups}: must be between 1 and --groups {groups}")
+    if options.first_group < 0 or options.local_groups < 1 or options.first_group + options.local_groups > groups:
+        raise UsageError(
+            f"--first-group {options.first_group} with --local-groups {options.local_groups}: "
+            f"an agent hosts at least one of the groups 0 to {groups - 1}"
+        )
+    if options.local_groups < groups and options.lighthouse is None:
+        raise UsageError(
+            f"this agent hosts {options.local_groups} of {groups} groups: "
+            "give the --lighthouse at which the agents meet"
+        )
+    if options.max_replacements < 0:
+        raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
+    if not 0 <= options.restart_backoff <= 3600:
+        raise UsageError(f"--restart-backoff {options.restart_backoff:g}: must be between 0 and 3600 seconds")
+
+
+def _check_script(script: Path) -> None:
+    if script.is_dir():
+        if not (script / "__main__.py").is_file():
+            raise UsageError(f"{script} is a directory without __main__.py, so there is nothing to run")
+        return
+    if not script.exists():
+        raise UsageError(f"no script at {script}" + (" (for a module, use -m)" if not script.suffix else ""))
+    try:
+        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageError(f"cannot read {script}: {error.strerror}") from None
+    except SyntaxError as error:
+        raise UsageError(f"{script} is not a Python script: line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise UsageError(f"{script} is not a Python script: {error}") from None
+
+
+def _check_module(name: str) -> None:
+    top = name.partition(".")[0]
+    # Only the top is looked for: looking deeper would import, and so run, its packages here.
+    found = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    if found is None and top not in sys.builtin_module_names:
+        raise UsageError(f"-m {name}: there is no module {top} here")
+
+
+def _check_free(address: str, option: str) -> None:
+    host, port = split_address(address, option)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"{option} {address}: cannot listen there ({error.strerror})") from None
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UsageError(f"--log-dir {directory}: cannot write there ({error.strerror})") from None

@@ -1,0 +1,110 @@
+"""``planaria run``: train a script in several groups that replace each other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planaria.agent.agent import EXIT_INTERRUPTED
+from planaria.cli import options as opts
+from planaria.cli.options import RunOptions
+from planaria.cli.supervise import supervise
+
+
+def _option(*names: str, help: str, **more: Any) -> Any:
+    """An option in both spellings, also from the environment as PLANARIA_RUN_<NAME>."""
+    long = next(name for name in names if name.startswith("--"))
+    snake = "--" + long[2:].replace("-", "_")
+    spellings = [*names, *([snake] if snake not in names else [])]
+    variable = "PLANARIA_RUN_" + long[2:].replace("-", "_").upper()
+    return typer.Option(*spellings, help=help, envvar=variable, show_envvar=False, **more)
+
+
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or a module's name with -m.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    groups: Annotated[int, _option("--groups", help="Replica groups of the whole job.")] = 1,
+    shards: Annotated[
+        int | None,
+        _option("--shards", help="Shards of every step; default: what the script says, else --groups."),
+    ] = None,
+    nproc_per_group: Annotated[int, _option("--nproc-per-group", help="Processes in a group: 1 in this release.")] = 1,
+    lighthouse: Annotated[
+        str | None, _option("--lighthouse", help="host:port of a running lighthouse; default: one of its own.")
+    ] = None,
+    job: Annotated[str | None, _option("--job", help="Name of the job; default: made from the script's name.")] = None,
+    first_group: Annotated[int, _option("--first-group", help="Number of the first group that runs here.")] = 0,
+    local_groups: Annotated[
+        int | None, _option("--local-groups", help="How many groups run here; default: all from --first-group on.")
+    ] = None,
+    policy: Annotated[
+        str, _option("--policy", help="For a lost group's shards: redistribute or shrink.")
+    ] = "redistribute",
+    reduction: Annotated[str, _option("--reduction", help="tree (bit-exact) or fast.")] = "tree",
+    module: Annotated[bool, _option("-m", "--module", help="SCRIPT is the name of a module, as in python -m.")] = False,
+    log_dir: Annotated[
+        Path | None, _option("--log-dir", help="Directory of this run; default: ./planaria_logs/<job>.")
+    ] = None,
+    tee: Annotated[
+        bool, _option("-t", "--tee", help="Show the ranks' output although --quiet or --live would not.")
+    ] = False,
+    quiet: Annotated[bool, _option("--quiet", "-q", help="Only the log files get the ranks' output.")] = False,
+    max_replacements: Annotated[
+        int,
+        _option(
+            "--max-replacements",
+            "--replace-budget",
+            "--replace_budget",
+            help="How often groups may be replaced in 10 minutes.",
+        ),
+    ] = 100,
+    restart_backoff: Annotated[
+        float, _option("--restart-backoff", help="Seconds before a group that failed twice at once restarts; doubles.")
+    ] = 1.0,
+    min_groups: Annotated[int, _option("--min-groups", help="The job fails if fewer groups can be kept.")] = 1,
+    live: Annotated[
+        bool, _option("--live", help="A view of the groups in place of their output, on a terminal.")
+    ] = False,
+    http: Annotated[
+        str | None, _option("--http", help="host:port for the own lighthouse's status pages and metrics.")
+    ] = None,
+    host: Annotated[
+        str, _option("--host", help="Address of this node at which other nodes reach its ranks.")
+    ] = "127.0.0.1",
+) -> None:
+    """Run SCRIPT in replica groups. A group that dies is replaced; the others go on, and no step is lost.
+
+    Every option can also be given as PLANARIA_RUN_<NAME> in the environment. Ctrl-C lets all groups stop after
+    the same step; a second one kills them.
+    """
+    name = job or opts.new_job(script)
+    options = RunOptions(
+        script=script,
+        args=tuple(args or ()),
+        module=module,
+        groups=groups,
+        shards=shards,
+        lighthouse=lighthouse,
+        job=name,
+        first_group=first_group,
+        local_groups=max(groups - first_group, 0) if local_groups is None else local_groups,
+        policy=opts.policy_named(policy),
+        reduction=reduction,
+        log_dir=(log_dir or Path("planaria_logs") / name).absolute(),
+        quiet=quiet and not tee,
+        live=live and not tee,
+        max_replacements=max_replacements,
+        restart_backoff=restart_backoff,
+        min_groups=min_groups,
+        http=http,
+        host=host,
+    )
+    opts.check(options, nproc_per_group)
+    try:
+        code = asyncio.run(supervise(options))
+    except KeyboardInterrupt:  # before the agent could take it for a wish to stop in order
+        code = EXIT_INTERRUPTED
+    raise typer.Exit(code)

@@ -1,0 +1,200 @@
+"""Puts the parts of ``planaria run`` together: lighthouse, local engine, agent, and what people see of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from planaria.agent.agent import Agent, Assignment, Outcome
+from planaria.agent.events import EventLog
+from planaria.agent.lighthouse import LighthouseChild
+from planaria.agent.logs import LogPump
+from planaria.agent.proc import end_all_children
+from planaria.agent.summary import Summary
+from planaria.cli.live import LiveView, lines_of
+from planaria.cli.options import RunOptions
+from planaria.core.messages import Event, JobSpec, Member
+from planaria.core.plan import PlanSpec
+from planaria.engines.launch import Launch
+from planaria.engines.local import LocalEngine
+
+_TRACES = ("run.json", "events.jsonl", "summary.json", "lighthouse.log", "lighthouse.db*", "forkserver.log", "rg*")
+# Of all that is recorded, what a person at the terminal wants to know at once.
+_SHOWN = frozenset(
+    {
+        "exit",
+        "kill",
+        "lighthouse",
+        "link",
+        "quorum",
+        "recovered",
+        "refused",
+        "scale",
+        "signal",
+        "stale",
+        "stop",
+        "suspect",
+    }
+)
+# People read a changing view a few times a second.
+_VIEW_SECONDS = 0.25
+# Two attempts a minute for a group that cannot live: see PlanSpec.
+_LONGEST_BACKOFF = 30.0
+
+
+async def supervise(options: RunOptions) -> int:
+    """Run the job; its exit code. Leaves no process behind."""
+    began = time.monotonic()
+    _move_aside(options.log_dir)
+    events = EventLog(options.log_dir / "events.jsonl")
+    pump = LogPump()
+    view = LiveView(options.job) if options.live and sys.stderr.isatty() else None
+    if view is None:
+        events.listen(lambda event: _say(pump, event))
+    if not options.quiet and view is None:
+        events.listen(lambda event: _follow(pump, options, event))
+    lighthouse = None
+    if options.lighthouse is None:
+        lighthouse = LighthouseChild(options.log_dir, options.http, lambda kind, text: events.add(kind, text))
+    agent = Agent(_assignment(options), lambda path: _engine(options, path), events)
+    try:
+        address = options.lighthouse or (await lighthouse.start() if lighthouse is not None else "")
+        _write_run(options, address, lighthouse)
+        outcome = await _run(agent, address, view)
+    finally:
+        if view is not None:
+            view.close()
+        await agent.close()
+        if lighthouse is not None:
+            await lighthouse.stop()
+        # Orphans of ranks that left their process group, and whatever an error above has left.
+        end_all_children()
+        pump.close()
+        events.close()
+    return _conclude(options, outcome, time.monotonic() - began)
+
+
+async def _run(agent: Agent, address: str, view: LiveView | None) -> Outcome:
+    loop = asyncio.get_running_loop()
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for signum in handled:
+        loop.add_signal_handler(signum, agent.interrupt, signum)
+    drawing = loop.create_task(_draw(agent, view)) if view is not None else None
+    try:
+        return await agent.run(address)
+    finally:
+        if drawing is not None and view is not None:
+            drawing.cancel()
+            view.show(lines_of(agent), agent.orders.quorum, tuple(agent.events.newest))
+        for signum in handled:
+            loop.remove_signal_handler(signum)
+
+
+async def _draw(agent: Agent, view: LiveView) -> None:
+    while True:
+        view.show(lines_of(agent), agent.orders.quorum, tuple(agent.events.newest))
+        await asyncio.sleep(_VIEW_SECONDS)
+
+
+def _assignment(options: RunOptions) -> Assignment:
+    plan = PlanSpec(
+        desired=options.local_groups,
+        min_groups=min(options.min_groups, options.local_groups),
+        budget=options.max_replacements,
+        backoff_first=options.restart_backoff,
+        backoff_max=max(options.restart_backoff, _LONGEST_BACKOFF),
+    )
+    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy)
+    return Assignment(spec, plan, options.log_dir, options.first_group)
+
+
+def _engine(options: RunOptions, path: Path) -> LocalEngine:
+    launch = Launch(
+        job=options.job,
+        groups=options.groups,
+        target=options.script,
+        args=options.args,
+        directory=options.log_dir,
+        socket=path,
+        module=options.module,
+        shards=options.shards,
+        policy=options.policy,
+        reduction=options.reduction,
+        host=options.host,
+    )
+    engine = LocalEngine(launch)
+    engine.warm_up()  # beside the start of the lighthouse
+    return engine
+
+
+def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | None) -> None:
+    content = {
+        "job": options.job,
+        "lighthouse": address,
+        "http": lighthouse.http if lighthouse is not None else None,
+        "groups": options.groups,
+        "first_group": options.first_group,
+        "local_groups": options.local_groups,
+        "pid": os.getpid(),
+        "started": time.time(),
+        "script": options.script,
+        "args": list(options.args),
+    }
+    draft = options.log_dir / "run.json.partial"
+    draft.write_text(json.dumps(content, indent=2) + "\n")
+    draft.rename(options.log_dir / "run.json")
+
+
+def _follow(pump: LogPump, options: RunOptions, event: Event) -> None:
+    """Show the output of ranks that start, and stop following those that ended."""
+    facts = dict(event.data)
+    if event.kind == "start" and "incarnation" in facts:
+        member = Member(event.group, int(facts["incarnation"]))
+        directory = options.log_dir / f"rg{member.group}" / f"i{member.incarnation}"
+        for name, out in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
+            pump.follow(f"rg{member.group}:rank0", directory / name, out)
+    elif event.kind == "exit" and "incarnation" in facts:
+        directory = options.log_dir / f"rg{event.group}" / f"i{facts['incarnation']}"
+        for name in ("stdout.log", "stderr.log"):
+            pump.release(directory / name)
+
+
+def _say(pump: LogPump, event: Event) -> None:
+    if event.kind in _SHOWN and dict(event.data).get("state") != "finished":
+        pump.say(f"[planaria] {event.text}")
+
+
+def _conclude(options: RunOptions, outcome: Outcome, seconds: float) -> int:
+    summary = Summary(
+        options.job,
+        outcome.exit_code,
+        outcome.reason,
+        options.groups,
+        outcome.step,
+        outcome.replacements,
+        seconds,
+        options.log_dir,
+        outcome.failures,
+    )
+    summary.write()
+    with suppress(OSError):
+        print(summary.text(), file=sys.stderr, flush=True)
+    return outcome.exit_code
+
+
+def _move_aside(directory: Path) -> None:
+    """An earlier run's traces in the same directory are kept, where they cannot be taken for this run's."""
+    found = [path for pattern in _TRACES for path in directory.glob(pattern)]
+    if not found:
+        return
+    number = 1 + sum(1 for _ in directory.glob("earlier-*"))
+    aside = directory / f"earlier-{number}"
+    aside.mkdir()
+    for path in found:
+        path.rename(aside / path.name)

@@ -1,0 +1,338 @@
+"""Keep N groups alive: what to start, end and give up, as one function of what is seen.
+
+``plan`` has no memory. Whoever runs groups (an agent, a Kubernetes operator, a Slurm driver) calls it
+whenever something changes and at ``next_wakeup``, carries out the actions in order, and shows the outcome in
+the next call. Every action may be carried out twice: the same view gives the same actions.
+
+``now`` and all other times are seconds on one clock of the caller's that is never set back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpec:
+    """What is wanted. Whoever drains a group wants one fewer: the caller lowers ``desired`` by one."""
+
+    desired: int  # groups
+    min_groups: int = 1  # with fewer, and no way to get more, the job has failed
+
+    # Back-off of one group after quick failures in a row; the first replacement is immediate. A warm start
+    # takes about a second, so the first wait doubles the cost of an attempt and no more; at the maximum a
+    # group that cannot live costs the others two attempts a minute.
+    backoff_first: float = 1.0
+    backoff_max: float = 30.0
+    # A life of this length is no quick failure: twice the longest wait, so waiting is not mistaken for
+    # living.
+    calm_after: float = 60.0
+
+    # Replacements of the whole job. A failure every six seconds for ten minutes is beyond any hardware: it is
+    # the script, and restarting it heals nothing.
+    budget: int = 100
+    budget_window: float = 600.0
+
+    # A job that has never committed a step, and all of whose groups failed so often in a row, will not start.
+    start_attempts: int = 3
+
+    # A suspect may come back by itself, and healing it costs little. Waiting for about as long as a cold
+    # replacement takes is at most twice as bad as knowing the future (the ski-rental argument).
+    suspect_patience: float = 30.0
+
+    # When the first group has finished, the others have made the same last step. One that has not after as
+    # long as a heal takes at most has nobody left to heal from.
+    finish_grace: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.desired < 1 or self.min_groups < 1:
+            raise ValueError(
+                f"a job needs at least one group, not {self.desired} (with a minimum of {self.min_groups})"
+            )
+        if min(self.budget, self.backoff_first, self.suspect_patience, self.finish_grace) < 0:
+            raise ValueError(f"times and budgets cannot be negative: {self}")
+        if self.backoff_max < self.backoff_first or self.budget_window <= 0 or self.start_attempts < 1:
+            raise ValueError(
+                "the longest back-off must be at least the first one, the budget's window positive, and "
+                f"there must be at least one attempt to start: {self}"
+            )
+
+
+class GroupState(Enum):
+    RUNNING = "running"  # started, perhaps not ready yet, and not known to have ended
+    DRAINING = "draining"  # running, and asked to leave
+    DEAD = "dead"  # ended, however, and none of the following
+    FINISHED = "finished"  # ended with exit code 0 after the job's last step
+    REFUSED = "refused"  # ended with exit code 2: bad input, to try again is useless
+    DRAINED = "drained"  # left for good
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedGroup:
+    """The newest incarnation of one group, as the caller sees it."""
+
+    group: int
+    incarnation: int
+    state: GroupState
+    since: float = 0.0  # when it ended, if it has
+    exit_code: int | None = None  # negative: the signal that ended it; None: unknown
+    message: str = ""  # what it said of its failure, a sentence
+    quick_failures: int = 0  # in a row, this one included: see the function of this name
+    settled: bool = False  # holds the job's state: has healed, or was there from the beginning
+    done: bool = False  # has committed the job's last step
+    suspected_since: float | None = None
+
+    def __str__(self) -> str:
+        return f"group {self.group} (incarnation {self.incarnation})"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What there is: every group that was ever started, at most once each."""
+
+    groups: tuple[ObservedGroup, ...] = ()
+    committed: bool = False  # whether any step of this job was ever committed
+    replacements: tuple[float, ...] = ()  # when incarnations after the first were started, in any order
+
+    def __post_init__(self) -> None:
+        ids = [g.group for g in self.groups]
+        for group in ids:
+            if ids.count(group) > 1:
+                raise ValueError(
+                    f"group {group} was observed {ids.count(group)} times: name its newest life only"
+                )
+
+    def having(self, *states: GroupState) -> list[ObservedGroup]:
+        """Ascending by group."""
+        return sorted((g for g in self.groups if g.state in states), key=lambda g: g.group)
+
+
+# --- actions ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    group: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the group's processes now, for ``reason``. It is replaced once it is seen dead."""
+
+    group: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let the group leave after a commit, or drop it at once if it is dead. It is never started again."""
+
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End whatever still runs, and the job, with this exit code; ask no more. ``reason`` is a sentence."""
+
+    exit_code: int
+    reason: str
+
+
+Action = Start | Kill | Drain | Finish
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+
+# --- the plan -----------------------------------------------------------------------------------------------
+
+
+def plan(spec: PlanSpec, observed: Observed, now: float) -> list[Action]:
+    """What to do now, in this order."""
+    return _decide(spec, observed, now).actions
+
+
+def next_wakeup(spec: PlanSpec, observed: Observed, now: float) -> float | None:
+    """Until when ``plan`` stays as it is if nothing changes; None: for ever."""
+    return min((time for time in _decide(spec, observed, now).due if time > now), default=None)
+
+
+def quick_failures(spec: PlanSpec, before: int, lived: float, settled: bool) -> int:
+    """The new count for a group that died after ``lived`` seconds, ``before`` being its count so far.
+
+    Only dying before it was of use counts as a quick failure. A settled group that dies soon was killed while
+    it worked: waiting would not help it, so that counts for nothing, and the job's budget is the limit.
+    """
+    if lived >= spec.calm_after:
+        return 0
+    return before if settled else before + 1
+
+
+def backoff(spec: PlanSpec, failures: int) -> float:
+    """Seconds from a death to the next start, after so many quick failures in a row."""
+    if failures <= 1:
+        return 0.0
+    return min(spec.backoff_max, spec.backoff_first * 2.0 ** min(failures - 2, 64))
+
+
+@dataclass(slots=True)
+class _Decision:
+    actions: list[Action] = field(default_factory=list)
+    due: list[float] = field(default_factory=list)  # times at which the decision may change by itself
+
+
+def _decide(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
+    if _over(seen):
+        return _conclude(spec, seen, now)
+    end = _bad_input(seen) or _never_started(spec, seen) or _too_few(spec, seen, now)
+    return _Decision([end]) if end else _keep_alive(spec, seen, now)
+
+
+def _over(seen: Observed) -> list[ObservedGroup]:
+    """Groups that made the last step and have ended. From the first one on, no group is started any more."""
+    return [
+        g
+        for g in seen.having(GroupState.FINISHED, GroupState.DEAD)
+        if g.done or g.state is GroupState.FINISHED
+    ]
+
+
+def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
+    """The last step is made. Those who made it may end in peace; the others never can make it any more."""
+    running = seen.having(GroupState.RUNNING, GroupState.DRAINING)
+    if not running:
+        if seen.having(GroupState.FINISHED):
+            return _Decision([Finish(EXIT_OK, "all steps are committed")])
+        last = max(_over(seen), key=lambda g: g.since)
+        return _Decision(
+            [Finish(EXIT_FAILED, f"all steps are committed, but after the last one {_fate(last)}")]
+        )
+    late = [g for g in running if not g.done]
+    finished = seen.having(GroupState.FINISHED)
+    if not late or not finished:  # one that died early in its end proves nothing about the others
+        return _Decision()
+    until = min(g.since for g in finished) + spec.finish_grace
+    if now < until:
+        return _Decision(due=[until])
+    return _Decision([Kill(g.group, "the job finished without it") for g in late])
+
+
+def _bad_input(seen: Observed) -> Finish | None:
+    refused = seen.having(GroupState.REFUSED)
+    if seen.committed or not refused:
+        return None
+    return Finish(
+        EXIT_BAD_INPUT, refused[0].message or f"{refused[0]} says that its input is bad; see its log"
+    )
+
+
+def _never_started(spec: PlanSpec, seen: Observed) -> Finish | None:
+    tried = seen.having(GroupState.RUNNING, GroupState.DRAINING, GroupState.DEAD)
+    hopeless = all(g.state is GroupState.DEAD and g.quick_failures >= spec.start_attempts for g in tried)
+    if seen.committed or not tried or not hopeless:
+        return None
+    last = max(tried, key=lambda g: g.since)
+    return Finish(
+        EXIT_FAILED,
+        f"no group made a first step in {spec.start_attempts} attempts; the last failure: {_fate(last)}",
+    )
+
+
+def _too_few(spec: PlanSpec, seen: Observed, now: float) -> Finish | None:
+    """The fewest groups that are enough are out of reach, now and for good."""
+    running, dead = seen.having(GroupState.RUNNING), seen.having(GroupState.DEAD)
+    refused = seen.having(GroupState.REFUSED)
+    least = min(spec.min_groups, spec.desired)
+    fresh = max(0, spec.desired - len(running) - len(dead) - len(refused))
+    spent = _budget_left(spec, seen, now) == 0
+    if len(running) + fresh + (0 if spent else len(dead)) >= least:
+        return None
+    why = []
+    if dead and spent:
+        last = max(dead, key=lambda g: g.since)
+        why.append(
+            f"the budget of {spec.budget} replacements in {spec.budget_window:g} s is used up "
+            f"(the last failure: {_fate(last)})"
+        )
+    if refused:
+        why.append(f"{len(refused)} refused their input ({_fate(refused[0])})")
+    return Finish(
+        EXIT_FAILED,
+        f"groups that can run: {len(running) + fresh}, needed: {least}; {'; '.join(why)}",
+    )
+
+
+def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
+    decision = _Decision()
+    # With fewer wanted the dead are dropped first, which costs nothing (and they may be without budget to
+    # return), then the highest ids.
+    places = seen.having(GroupState.RUNNING) + seen.having(GroupState.DEAD)
+    staying, leaving = places[: spec.desired], places[spec.desired :]
+    decision.actions += [Drain(g.group) for g in leaving if not _needed(g, staying, seen)]
+    left = _budget_left(spec, seen, now)
+    wish: list[Action] = []  # what costs budget, in the order in which it is given out
+    for g in sorted(staying, key=lambda g: (g.since, g.group)):
+        if g.state is GroupState.DEAD:
+            due = g.since + backoff(spec, g.quick_failures)
+            if now >= due:
+                wish.append(Start(g.group, g.incarnation + 1))
+            else:
+                decision.due.append(due)
+    for g in staying:
+        if g.state is GroupState.RUNNING and g.suspected_since is not None and not _needed(g, staying, seen):
+            due = g.suspected_since + spec.suspect_patience
+            if now >= due:
+                wish.append(Kill(g.group, f"{g} has been suspected for {now - g.suspected_since:.0f} s"))
+            else:
+                decision.due.append(due)
+    decision.actions += wish[:left]
+    recent = _recent(spec, seen, now)
+    if len(wish) > left and recent:
+        decision.due.append(min(recent) + spec.budget_window)
+    decision.actions += [Start(group, 0) for group in _new_groups(spec, seen)]
+    return decision
+
+
+def _needed(group: ObservedGroup, staying: list[ObservedGroup], seen: Observed) -> bool:
+    """Whether ``group`` may be the last that holds the job's state: it stays until another has healed."""
+    if not seen.committed or not group.settled or group.state is not GroupState.RUNNING:
+        return False
+    return not any(
+        g.state is GroupState.RUNNING and g.settled and g.suspected_since is None
+        for g in staying
+        if g.group != group.group
+    )
+
+
+def _new_groups(spec: PlanSpec, seen: Observed) -> list[int]:
+    """Ids for new groups: the lowest that were never used.
+
+    A group that was refused keeps its place (a new one would be given the same input), and one that is
+    leaving keeps it until its devices are free.
+    """
+    places = (GroupState.RUNNING, GroupState.DEAD, GroupState.REFUSED, GroupState.DRAINING)
+    missing = spec.desired - len(seen.having(*places))
+    used = {g.group for g in seen.groups}
+    free = (group for group in range(len(used) + spec.desired) if group not in used)
+    return [group for group, _ in zip(free, range(missing), strict=False)]
+
+
+def _recent(spec: PlanSpec, seen: Observed, now: float) -> list[float]:
+    return [time for time in seen.replacements if time + spec.budget_window > now]
+
+
+def _budget_left(spec: PlanSpec, seen: Observed, now: float) -> int:
+    return max(0, spec.budget - len(_recent(spec, seen, now)))
+
+
+def _fate(group: ObservedGroup) -> str:
+    if group.exit_code is None:
+        how = "ended"
+    elif group.exit_code < 0:
+        how = f"was ended by signal {-group.exit_code}"
+    else:
+        how = f"ended with exit code {group.exit_code}"
+    return f"{group} {how}" + (f": {group.message}" if group.message else "")

@@ -1,0 +1,231 @@
+"""Healing: the state of members that have it, copied to members that have not, striped over all that have it.
+
+The state is a flat list of tensors and a manifest that says, in the caller's words, what they are. All
+sources hold the same bits, so each sends an equal stripe of the bytes, in blocks, to every healer. Nothing
+that a peer sends is executed: messages are sizes, checksums, the manifest and raw bytes.
+
+A source stops training only for the copy of its stripe; the transfer runs beside the exchanges of the same
+life. The healer receives into buffers that belong to this life (a source that was stopped and wakes late must
+not write into live parameters) and hands them out when every block has matched its checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+from planaria.errors import CommunicatorError
+from planaria.exchange.communicator import HEALING_TAGS, Communicator, Transfer, as_bytes, as_tensor
+from planaria.exchange.waiting import Pending
+
+# Large enough that a block's round trip is nothing beside its transfer (NCCL reached a seventh of the
+# bandwidth with 2 MB at a time), small enough that checksums are computed while other blocks travel.
+BLOCK_BYTES = 32 << 20
+
+# Every tensor begins at such an offset of the byte range, so that it can be viewed as any type and copied at
+# full speed; and every stripe does, so that a block never shares a cache line with that of another source.
+ALIGNMENT = 64
+
+# A source's first message: bytes in the range, length of the description, digest of the description.
+HEADER = struct.Struct("<qqQ")
+CHECK = struct.Struct("<Q")
+
+HEADER_TAG, DESCRIPTION_TAG, BLOCK_TAGS = HEALING_TAGS, HEALING_TAGS + 1, HEALING_TAGS + 2
+
+
+@dataclass(frozen=True, slots=True)
+class HealedState:
+    """What the sources sent, verified: the manifest, and each tensor's bytes (uint8, aligned for any type:
+    ``bytes.view(dtype).reshape(shape)``)."""
+
+    manifest: bytes
+    tensors: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The byte range in which the tensors lie, and its division into stripes and blocks."""
+
+    sizes: tuple[int, ...]  # bytes of each tensor
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Each tensor's (start, stop)."""
+        start = 0
+        for size in self.sizes:
+            yield start, start + size
+            start += -(-size // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def total(self) -> int:
+        return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in self.sizes)
+
+    def stripe(self, index: int, count: int) -> tuple[int, int]:
+        """The bytes (start, stop) that source ``index`` of ``count`` sends; possibly none."""
+        units = self.total // ALIGNMENT
+        return units * index // count * ALIGNMENT, units * (index + 1) // count * ALIGNMENT
+
+
+def _blocks(start: int, stop: int) -> list[tuple[int, int]]:
+    return [(low, min(low + BLOCK_BYTES, stop)) for low in range(start, stop, BLOCK_BYTES)]
+
+
+def serve(
+    communicator: Communicator,
+    tensors: Sequence[Tensor],
+    manifest: bytes,
+    sources: Sequence[int],
+    healers: Sequence[int],
+) -> Pending[None]:
+    """Send this member's stripe of the state to all ``healers``.
+
+    ``tensors``: contiguous CPU tensors of any type and shape, the same bits on all ``sources``. ``sources``
+    and ``healers``: ranks, the same on every member that takes part, without a member in both. Returns when
+    the stripe is copied (from then on the tensors may change); the pending ends when the stripe has left.
+    Raises ValueError for a tensor that cannot be sent. Only one healing at a time in a communicator.
+    """
+    index = _position(communicator, sources, healers, serving=True)
+    flat = [_flat_bytes(tensor) for tensor in tensors]
+    span = _Range(tuple(each.numel() for each in flat))
+    start, stop = span.stripe(index, len(sources))
+    stripe = _copy_stripe(flat, span, start, stop)
+    description = _describe(span, manifest)
+
+    def work() -> None:
+        _send(communicator, stripe, span.total, description, healers, with_description=index == 0)
+
+    return communicator.background("serving a state", work)
+
+
+def receive(communicator: Communicator, sources: Sequence[int], healers: Sequence[int]) -> Pending[HealedState]:
+    """Receive the state from all ``sources``. The pending raises CommunicatorError if one of them is lost,
+    if they do not send the same state, or if bytes were corrupted on the way; the message names the rank.
+    """
+    _position(communicator, sources, healers, serving=False)
+    return communicator.background("receiving a state", lambda: _receive(communicator, sources))
+
+
+def _position(communicator: Communicator, sources: Sequence[int], healers: Sequence[int], *, serving: bool) -> int:
+    everyone = [*sources, *healers]
+    if len(set(everyone)) != len(everyone) or not all(0 <= rank < communicator.size for rank in everyone):
+        raise ValueError(f"sources {list(sources)} and healers {list(healers)} are not distinct members")
+    mine = sources if serving else healers
+    if not sources or communicator.rank not in mine:
+        raise ValueError(f"rank {communicator.rank} is not among {list(mine)}")
+    return list(mine).index(communicator.rank)
+
+
+def _flat_bytes(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(
+            f"a state can only be sent from contiguous CPU tensors, not from {tensor.shape} on {tensor.device}"
+        )
+    if tensor.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8)  # a view of nothing would keep the strides of something
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _copy_stripe(flat: Sequence[Tensor], span: _Range, start: int, stop: int) -> Tensor:
+    stripe = torch.empty(stop - start, dtype=torch.uint8)
+    for source, (low, high) in zip(flat, span.places(), strict=True):
+        first, last = max(low, start), min(high, stop)
+        if first < last:
+            stripe[first - start : last - start] = source[first - low : last - low]
+    return stripe
+
+
+def _describe(span: _Range, manifest: bytes) -> bytes:
+    return struct.pack(f"<q{len(span.sizes)}q", len(span.sizes), *span.sizes) + manifest
+
+
+def _read_description(description: bytes) -> tuple[_Range, bytes]:
+    (count,) = struct.unpack_from("<q", description)
+    sizes = struct.unpack_from(f"<{count}q", description, 8)
+    return _Range(sizes), description[8 + 8 * count :]
+
+
+def _send(
+    communicator: Communicator,
+    stripe: Tensor,
+    total: int,
+    description: bytes,
+    healers: Sequence[int],
+    *,
+    with_description: bool,
+) -> None:
+    what = "serving a state"
+    header = as_tensor(HEADER.pack(total, len(description), xxhash.xxh3_64_intdigest(description)))
+    transfers = [communicator.send(header, healer, HEADER_TAG, what) for healer in healers]
+    if with_description:
+        body = as_tensor(description)
+        transfers += [communicator.send(body, healer, DESCRIPTION_TAG, what) for healer in healers]
+    for number, (low, high) in enumerate(_blocks(0, stripe.numel())):
+        block = stripe[low:high]
+        # The block leaves first, so that it travels while its checksum is computed.
+        transfers += [communicator.send(block, healer, BLOCK_TAGS + 2 * number, what) for healer in healers]
+        check = as_tensor(CHECK.pack(_checksum(block)))
+        transfers += [communicator.send(check, healer, BLOCK_TAGS + 2 * number + 1, what) for healer in healers]
+    for transfer in transfers:
+        transfer.wait()
+
+
+def _checksum(block: Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(block.numpy().data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    source: int
+    block: Tensor
+    check: Tensor
+    transfers: tuple[Transfer, Transfer]
+
+
+def _receive(communicator: Communicator, sources: Sequence[int]) -> HealedState:
+    what = "receiving a state"
+    description = _receive_description(communicator, sources)
+    span, manifest = _read_description(description)
+    staging = torch.empty(span.total, dtype=torch.uint8)
+    arrivals: list[_Arrival] = []
+    for index, source in enumerate(sources):
+        for number, (low, high) in enumerate(_blocks(*span.stripe(index, len(sources)))):
+            block, check = staging[low:high], torch.empty(CHECK.size, dtype=torch.uint8)
+            tag = BLOCK_TAGS + 2 * number
+            transfers = (
+                communicator.receive(block, source, tag, what),
+                communicator.receive(check, source, tag + 1, what),
+            )
+            arrivals.append(_Arrival(source, block, check, transfers))
+    for arrival in arrivals:
+        for transfer in arrival.transfers:
+            transfer.wait()
+        if CHECK.unpack(as_bytes(arrival.check)) != (_checksum(arrival.block),):
+            raise communicator.trouble(what, arrival.source, "a block does not match its checksum")
+    return HealedState(manifest, [staging[low:high] for low, high in span.places()])
+
+
+def _receive_description(communicator: Communicator, sources: Sequence[int]) -> bytes:
+    """The first source's description, once all sources have shown that theirs is the same."""
+    what = "receiving a state"
+    raw = {source: torch.empty(HEADER.size, dtype=torch.uint8) for source in sources}
+    for transfer in [communicator.receive(raw[source], source, HEADER_TAG, what) for source in sources]:
+        transfer.wait()
+    headers = {source: as_bytes(each) for source, each in raw.items()}
+    first = headers[sources[0]]
+    odd = [source for source in sources if headers[source] != first]
+    if odd:
+        raise CommunicatorError(
+            f"ranks {odd} serve another state than rank {sources[0]} in quorum {communicator.quorum_id}: "
+            "sizes or manifests differ"
+        )
+    _, length, digest = HEADER.unpack(first)
+    body = torch.empty(length, dtype=torch.uint8)
+    communicator.receive(body, sources[0], DESCRIPTION_TAG, what).wait()
+    description = as_bytes(body)
+    if xxhash.xxh3_64_intdigest(description) != digest:
+        raise communicator.trouble(what, sources[0], "the manifest does not match its checksum")
+    return description

@@ -1,0 +1,118 @@
+"""Status pages over HTTP for people, monitors and Prometheus: three fixed pages, read-only.
+
+Written by hand because this is all of HTTP that it needs: one GET per connection, bounded in size, time and
+number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import math
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+
+from planaria.errors import UsageError
+from planaria.lighthouse.jobs import Jobs
+from planaria.lighthouse.metrics import exposition
+from planaria.wire.channel import join_address, split_address
+
+MAX_HEAD = 8192  # bytes of request line and headers; browsers and Prometheus send a tenth of it
+MAX_CONNECTIONS = 64  # a page takes milliseconds, so this many at once is a flood
+# Prometheus gives up on a scrape after ten seconds unless told otherwise: nobody is still waiting after that.
+TIMEOUT = 10.0
+
+
+class StatusPages:
+    """GET /status.json, /metrics and /healthz."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.address = ""
+        self._jobs = jobs
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def start(self, bind: str) -> None:
+        """UsageError if the address is taken or senseless."""
+        host, port = split_address(bind, "--http")
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD)
+        except OSError as error:
+            raise UsageError(
+                f"the status pages cannot listen on {bind}: {error.strerror}; choose another --http"
+            ) from None
+        self.address = join_address(host, self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._open:
+            writer.transport.abort()  # its task ends by itself
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._open.add(writer)
+        try:
+            # Whatever is wrong with a connection ends that connection.
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(TIMEOUT):
+                    await self._converse(reader, writer)
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(self._answer(await reader.readuntil(b"\r\n\r\n")))
+        except asyncio.LimitOverrunError:
+            writer.write(_reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "text/plain", b"too long\n"))
+        await writer.drain()
+
+    def _answer(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return _reply(HTTPStatus.BAD_REQUEST, "text/plain", b"not an HTTP/1 request\n")
+        method, path = words[0], words[1].split(b"?", 1)[0]
+        if method not in (b"GET", b"HEAD"):
+            return _reply(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET\n")
+        return _reply(*self._page(path), body_wanted=method == b"GET")
+
+    def _page(self, path: bytes) -> tuple[HTTPStatus, str, bytes]:
+        match path:
+            case b"/healthz":
+                return HTTPStatus.OK, "text/plain", b"ok\n"
+            case b"/metrics":
+                return HTTPStatus.OK, *exposition(self._jobs)
+            case b"/" | b"/status.json":
+                jobs = [plain(job.status()) for job in self._jobs.all()]
+                body = json.dumps({"epoch": self._jobs.store.epoch, "jobs": jobs}, allow_nan=False).encode()
+                return HTTPStatus.OK, "application/json", body
+            case _:
+                return HTTPStatus.NOT_FOUND, "text/plain", b"there are /status.json, /metrics and /healthz\n"
+
+
+def plain(value: object) -> Any:
+    """A message as JSON knows it: enums by name in lower case, tuples as lists, NaN and infinities as
+    null."""
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _reply(status: HTTPStatus, kind: str, body: bytes, body_wanted: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (body if body_wanted else b"")

@@ -1,0 +1,85 @@
+"""The lighthouse's figures in Prometheus' format. Read from the jobs when asked for; nothing is counted
+twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from planaria.core.messages import Phase
+from planaria.lighthouse.jobs import RECOVERY_BUCKETS, Job, Jobs
+
+
+def exposition(jobs: Jobs) -> tuple[str, bytes]:
+    """(content type, body)."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(jobs))
+    return CONTENT_TYPE_LATEST, generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        jobs = self._jobs.all()
+        yield GaugeMetricFamily("planaria_jobs", "Jobs that the lighthouse knows", value=len(jobs))
+        yield from _gauges(jobs)
+        yield _groups(jobs)
+        yield _events(jobs)
+        yield _recoveries(jobs)
+
+
+def _gauges(jobs: Iterable[Job]) -> Iterator[Metric]:
+    epoch = GaugeMetricFamily("planaria_epoch", "Epoch under which the job is served", labels=["job"])
+    number = GaugeMetricFamily("planaria_quorum_number", "Number of the quorum in force", labels=["job"])
+    members = GaugeMetricFamily("planaria_quorum_members", "Members of the quorum in force", labels=["job"])
+    desired = GaugeMetricFamily("planaria_desired_groups", "Groups that the job should have", labels=["job"])
+    step = GaugeMetricFamily("planaria_step", "Highest step committed by any group", labels=["job"])
+    agents = GaugeMetricFamily("planaria_agents", "Agents connected", labels=["job"])
+    for job in jobs:
+        status = job.status()
+        labels = [job.name]
+        epoch.add_metric(labels, status.epoch)
+        number.add_metric(labels, status.quorum.id.number if status.quorum else 0)
+        members.add_metric(labels, len(status.quorum.members) if status.quorum else 0)
+        desired.add_metric(labels, status.desired)
+        step.add_metric(labels, max((group.step for group in status.groups), default=0))
+        agents.add_metric(labels, len(job.streams))
+    yield from (epoch, number, members, desired, step, agents)
+
+
+def _groups(jobs: Iterable[Job]) -> Metric:
+    family = GaugeMetricFamily("planaria_groups", "Groups by state and phase", labels=["job", "state", "phase"])
+    for job in jobs:
+        groups = Counter((group.state, group.phase) for group in job.status().groups)
+        for (state, phase), count in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1].value)):
+            family.add_metric([job.name, state, Phase(phase).name.lower()], count)
+    return family
+
+
+def _events(jobs: Iterable[Job]) -> Metric:
+    family = CounterMetricFamily("planaria_events", "Events by kind", labels=["job", "kind"])
+    for job in jobs:
+        for kind, count in sorted(job.events_by_kind.items()):
+            family.add_metric([job.name, kind], count)
+    return family
+
+
+def _recoveries(jobs: Iterable[Job]) -> Metric:
+    family = HistogramMetricFamily(
+        "planaria_recovery_seconds",
+        "From the first sign of a loss until all members of the next quorum have adopted it",
+        labels=["job"],
+    )
+    bounds = [*(str(bound) for bound in RECOVERY_BUCKETS), "+Inf"]
+    for job in jobs:
+        buckets = list(zip(bounds, accumulate(job.recoveries), strict=True))
+        family.add_metric([job.name], buckets, sum_value=job.recovery_seconds)
+    return family

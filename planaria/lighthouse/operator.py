@@ -1,0 +1,119 @@
+"""The operators' verbs: status, kill, drain, evict, scale and the stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from planaria.core.roster import Effect
+from planaria.errors import PlanariaError, ProtocolError, UsageError
+from planaria.lighthouse.jobs import Job, Jobs
+from planaria.wire import checks
+from planaria.wire import control_pb2 as pb
+from planaria.wire.control_pb2_grpc import LighthouseServicer
+from planaria.wire.status import encode_event, encode_status
+
+
+class Operators(LighthouseServicer):
+    """The half of the service that people use. A call that names no job means the only one."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+
+    async def Status(
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]
+    ) -> pb.StatusReply:
+        """One job, or all of them if none is named."""
+        try:
+            jobs = [self.jobs.find(request.job)] if request.job else self.jobs.all()
+            return pb.StatusReply(jobs=[encode_status(job.status()) for job in jobs])
+        except PlanariaError as error:
+            await _refuse(context, error)
+
+    async def Kill(
+        self, request: pb.KillRequest, context: grpc.aio.ServicerContext[pb.KillRequest, pb.Done]
+    ) -> pb.Done:
+        def verb(job: Job) -> tuple[Verb, str]:
+            checks.integer(request.signal, 1, 64, "a signal")
+            machine = job.machine
+            return (
+                lambda now: machine.kill(request.group, request.signal, now),
+                f"signal {request.signal} goes to group {request.group}",
+            )
+
+        return await self._operate(request.job, verb, context)
+
+    async def Drain(
+        self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
+    ) -> pb.Done:
+        def verb(job: Job) -> tuple[Verb, str]:
+            return (
+                lambda now: job.machine.drain(request.group, now),
+                f"group {request.group} leaves after one of the next commits",
+            )
+
+        return await self._operate(request.job, verb, context)
+
+    async def Evict(
+        self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
+    ) -> pb.Done:
+        def verb(job: Job) -> tuple[Verb, str]:
+            return (
+                lambda now: job.machine.evict(request.group, now),
+                f"group {request.group} counts as dead from now on",
+            )
+
+        return await self._operate(request.job, verb, context)
+
+    async def Scale(
+        self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[pb.ScaleRequest, pb.Done]
+    ) -> pb.Done:
+        def verb(job: Job) -> tuple[Verb, str]:
+            checks.integer(request.groups, 1, checks.MAX_GROUP, "the number of groups")
+            return lambda now: job.machine.scale(request.groups, now), f"the job goes to {request.groups} groups"
+
+        return await self._operate(request.job, verb, context)
+
+    async def WatchEvents(
+        self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[pb.WatchRequest, pb.Event]
+    ) -> None:
+        """The events that are kept, then every new one, until the watcher leaves."""
+        try:
+            job = self.jobs.find(request.job)
+        except PlanariaError as error:
+            await _refuse(context, error)
+        watcher = job.watch()
+        try:
+            while (event := await watcher.take()) is not None:
+                await context.write(encode_event(event))
+        finally:
+            job.watchers.discard(watcher)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, watcher.verdict)
+
+    async def _operate(
+        self,
+        name: str,
+        choose: Callable[[Job], tuple[Verb, str]],
+        context: grpc.aio.ServicerContext[Any, pb.Done],
+    ) -> pb.Done:
+        try:
+            job = self.jobs.find(name)
+            verb, text = choose(job)
+            job.operate(verb)
+        except PlanariaError as error:
+            await _refuse(context, error)
+        return pb.Done(text=f"job {job.name}: {text}")
+
+
+Verb = Callable[[float], list[Effect]]
+
+
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: PlanariaError) -> NoReturn:
+    """Bad input is told apart from a failure by the code; the sentence goes with either."""
+    bad = isinstance(error, (UsageError, ProtocolError))
+    code = grpc.StatusCode.INVALID_ARGUMENT if bad else grpc.StatusCode.UNAVAILABLE
+    await context.abort(code, str(error))
+    raise AssertionError("abort always raises")

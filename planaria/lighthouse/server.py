@@ -1,0 +1,203 @@
+"""The lighthouse service: agents' streams over gRPC, the operators' verbs, and the life of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from planaria.core.messages import Hello, Order
+from planaria.errors import ProtocolError
+from planaria.lighthouse.http import StatusPages
+from planaria.lighthouse.jobs import ORDERS_WAITING, Job, Jobs
+from planaria.lighthouse.operator import Operators
+from planaria.lighthouse.outbox import Outbox
+from planaria.lighthouse.store import Store
+from planaria.wire import control_pb2 as pb
+from planaria.wire.channel import DEFAULT_BIND, add_port, make_server
+from planaria.wire.codec import decode_report, encode_order
+from planaria.wire.control_pb2_grpc import add_LighthouseServicer_to_server
+
+log = logging.getLogger("planaria.lighthouse")
+
+Context = grpc.aio.ServicerContext[pb.AgentFrame, pb.LighthouseFrame]
+
+# How long calls that are being answered may take when the service stops: twice a heartbeat. Streams are told
+# to end and need no grace.
+STOP_GRACE = 2.0
+
+
+class Service(Operators):
+    """All of ``service Lighthouse``: the operators' half lives in ``operator``."""
+
+    async def Attend(self, request_iterator: AsyncIterator[pb.AgentFrame], context: Context) -> None:
+        """One agent's stream, from its Hello until either side ends it."""
+        await context.send_initial_metadata(())  # at once: it tells the agent that it is connected
+        try:
+            hello = await _hello(context)
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        stream: Outbox[Order] = Outbox(ORDERS_WAITING)
+        job = self.jobs.attend(hello, stream)
+        reading = asyncio.create_task(_read(job, hello.agent, context))
+        writing = asyncio.create_task(_write(stream, context))
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            job.leave(hello.agent, stream)
+            problems = await _end(reading, writing)
+        for problem in problems:
+            await _refuse(context, f"job {job.name}: agent {hello.agent}", problem)
+        if stream.verdict:
+            log.info("job %s: the stream of agent %s ends: %s", job.name, hello.agent, stream.verdict)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, stream.verdict)
+
+
+async def _refuse(context: Context, who: str, problem: BaseException) -> None:
+    """INVALID_ARGUMENT tells the agent that to try again is pointless."""
+    if isinstance(problem, ProtocolError):
+        log.warning("%s: %s", who, problem)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+    log.error("%s: its stream failed", who, exc_info=problem)
+    await context.abort(grpc.StatusCode.INTERNAL, f"the stream failed at the lighthouse: {problem}")
+
+
+async def _hello(context: Context) -> Hello:
+    frame = await _next(context)
+    if frame is None:
+        raise ProtocolError("the stream ended before its Hello")
+    report = decode_report(frame.report)
+    if not isinstance(report, Hello):
+        raise ProtocolError(f"the first report of a stream must be a Hello, not a {type(report).__name__}")
+    return report
+
+
+async def _next(context: Context) -> pb.AgentFrame | None:
+    """None at the end of the agent's side."""
+    frame = await context.read()
+    return frame if isinstance(frame, pb.AgentFrame) else None  # the alternative is grpc.aio.EOF
+
+
+async def _read(job: Job, agent: str, context: Context) -> None:
+    """Pass the agent's reports on until it ends its side."""
+    while (frame := await _next(context)) is not None:
+        report = decode_report(frame.report)
+        if isinstance(report, Hello):
+            raise ProtocolError("a second Hello in one stream")
+        job.report(agent, report)
+
+
+async def _write(stream: Outbox[Order], context: Context) -> None:
+    """Send what the agent is to know until the stream is closed. Waits, and waits alone, if the agent is
+    slow."""
+    while (order := await stream.take()) is not None:
+        await context.write(pb.LighthouseFrame(order=encode_order(order)))
+
+
+async def _end(*tasks: asyncio.Task[None]) -> list[BaseException]:
+    """Cancel the tasks, wait for them, and give what they failed with."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    return [result for result in results if isinstance(result, Exception)]
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Printed as one line of JSON when the lighthouse can be reached."""
+
+    address: str  # host:port of the gRPC service
+    http: str | None  # host:port of the status pages, if they were asked for
+    epoch: int
+    pid: int
+
+
+class Server:
+    """A lighthouse within an event loop; ``start`` and ``stop`` it, or use it as an asynchronous context."""
+
+    def __init__(self, store: Store) -> None:
+        """``store`` is the server's from here on: ``stop`` closes it."""
+        self.store = store
+        self.jobs = Jobs(store)
+        self.address = ""
+        self._grpc = make_server()
+        self._pages: StatusPages | None = None
+        add_LighthouseServicer_to_server(Service(self.jobs), self._grpc)
+
+    async def start(self, bind: str = DEFAULT_BIND, http: str | None = None) -> Listening:
+        """UsageError if an address is taken or senseless."""
+        self.address = add_port(self._grpc, bind)
+        await self._grpc.start()
+        if http is not None:
+            self._pages = StatusPages(self.jobs)
+            await self._pages.start(http)
+        pages = self._pages.address if self._pages is not None else None
+        return Listening(self.address, pages, self.store.epoch, os.getpid())
+
+    async def stop(self) -> None:
+        """End every stream with a word of why, then the service. Agents go on training and look for its
+        return."""
+        self.jobs.close("the lighthouse stops")
+        if self._pages is not None:
+            await self._pages.stop()
+        await self._grpc.stop(STOP_GRACE)
+        self.store.close()
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+def print_listening(listening: Listening) -> None:
+    """One line of JSON on standard output, for whoever started the process."""
+    form = {
+        "address": listening.address,
+        "http": listening.http,
+        "epoch": listening.epoch,
+        "pid": listening.pid,
+    }
+    print(json.dumps(form), flush=True)
+
+
+async def serve(
+    bind: str = DEFAULT_BIND,
+    store: str | Path = "lighthouse.db",
+    *,
+    http: str | None = None,
+    epoch_floor: int = 0,
+    on_listening: Callable[[Listening], None] = print_listening,
+) -> None:
+    """Run a lighthouse until SIGTERM or SIGINT. UsageError if it cannot start."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Server(Store.open(store, epoch_floor)) as server:
+        listening = await server.start(bind, http)
+        on_listening(listening)
+        log.info("epoch %d, listening on %s, store %s", listening.epoch, listening.address, store)
+        await stop.wait()
+        log.info("stopping")
+
+
+def run(bind: str, store: str | Path, http: str | None, epoch_floor: int) -> None:
+    """``serve`` as the whole of a process, with a log on standard error."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    asyncio.run(serve(bind, store, http=http, epoch_floor=epoch_floor))

@@ -1,0 +1,131 @@
+"""The lighthouse's shell: the real ``Lighthouse``, streams from agents, a timer, and a store that outlives crashes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planaria.core.messages import Hello, Publish, Report
+from planaria.core.quorum import Lighthouse
+from planaria.core.roster import Effect, LineageRecord, Persist, Record, Send, lineage_after
+from planaria.sim.invariants import Violation
+from planaria.sim.kernel import Process
+from planaria.sim.network import End, Stream
+
+if TYPE_CHECKING:
+    from planaria.sim.world import World
+
+LIGHTHOUSE = "lighthouse"  # its place in the network
+
+
+class Store:
+    """What survives. Writing is refused to everybody but the holder of the newest epoch (fencing)."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.records: list[LineageRecord] = []
+
+    def take_epoch(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def append(self, record: LineageRecord) -> bool:
+        if record.epoch != self.epoch:
+            return False
+        before = self.records[-1].lineage if self.records else ""
+        if record.lineage != lineage_after(before, record.id, record.members):
+            raise Violation(f"the lineage of quorum {record.id} does not follow from the one before it")
+        self.records.append(record)
+        return True
+
+
+class Coordinator:
+    """One life of the lighthouse's process."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.kernel = world.kernel
+        self.store = world.store
+        self.process = Process(world.kernel, LIGHTHOUSE)
+        epoch = self.store.take_epoch()
+        last = self.store.records[-1] if self.store.records else None
+        self.core: Lighthouse = world.lighthouse("job", epoch, last)
+        self.crash_after: int | None = None  # effects, for the fault "dies between two effects"
+        self._streams: dict[str, tuple[Stream, End]] = {}
+        self._wakeup: float | None = None
+        self._stop_seen = False
+
+    def clock(self) -> float:
+        return self.kernel.now + self.world.clock_offset
+
+    def accept(self, stream: Stream, end: End) -> None:
+        """A new stream: whose it is, its Hello says."""
+        end.on_message = lambda message: self._hear(stream, end, message)
+        end.on_lost = lambda: self._lost(end)
+
+    def _hear(self, stream: Stream, end: End, message: object) -> None:
+        agent, report = message  # type: ignore[misc]
+        if isinstance(report, Hello):
+            old = self._streams.get(agent)
+            self._streams[agent] = (stream, end)
+            if old is not None and old[1] is not end:
+                old[0].close(old[1])
+        if self._streams.get(agent, (None, None))[1] is end:
+            self.report(agent, report)
+
+    def report(self, agent: str, report: Report) -> None:
+        self._do(self.core.handle(agent, report, self.clock()))
+
+    def _lost(self, end: End) -> None:
+        agent = next((a for a, (_, e) in self._streams.items() if e is end), None)
+        if agent is not None:
+            del self._streams[agent]
+            self._do(self.core.agent_lost(agent, self.clock()))
+
+    def operate(self, verb: str, *values: int) -> None:
+        """An operator's command. One that cannot be carried out changes nothing."""
+        try:
+            effects = getattr(self.core, verb)(*values, self.clock())
+        except ValueError as why:
+            self.world.emit("refused", -1, "{} {}: {}", verb, values, why)
+            return
+        self._do(effects)
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if self.crash_after is not None:
+                self.crash_after -= 1
+                if self.crash_after < 0:
+                    self.world.emit("crash", -1, "the lighthouse dies between two effects")
+                    self.process.die()
+            if not self.process.alive:
+                return
+            match effect:
+                case Persist(record):
+                    if not self.store.append(record):
+                        self.world.emit("fenced", -1, "the lighthouse of epoch {} is deposed", record.epoch)
+                        self.process.die()
+                        return
+                case Send(agent, order):
+                    if isinstance(order, Publish):
+                        self.world.checker.published(order.quorum, {r.id for r in self.store.records[-9:]})
+                    if agent in self._streams:
+                        stream, end = self._streams[agent]
+                        stream.send(end, order)
+                case Record(event):
+                    self.world.emit("event", event.group, "lighthouse {}: {}", self.core.epoch, event.text)
+        if self.core.stopped and not self._stop_seen:
+            self._stop_seen = True
+            self.world.check_stop(self.core.stopped)
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.core.next_wakeup()
+        if due is None or due == self._wakeup:
+            return
+        self._wakeup = due
+        self.process.after(max(due - self.clock(), 0.0), lambda: self._tick(due))
+
+    def _tick(self, due: float) -> None:
+        if self._wakeup == due:
+            self._wakeup = None
+            self._do(self.core.tick(self.clock()))

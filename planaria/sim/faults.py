@@ -1,0 +1,149 @@
+"""What each kind of fault does to a world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from planaria.sim.coordinator import LIGHTHOUSE
+from planaria.sim.kernel import Process
+from planaria.sim.scenario import Fault
+
+if TYPE_CHECKING:
+    from planaria.sim.world import World
+
+
+def _kill(world: World, fault: Fault) -> None:
+    trainer = world.newest(fault.target)
+    if trainer is not None:
+        trainer.exit = trainer.exit or "SIGKILL"
+        trainer.process.die()
+
+
+def _pause(world: World, fault: Fault) -> None:
+    trainer = world.newest(fault.target)
+    if trainer is None or trainer.process.paused:
+        return
+    trainer.process.pause()
+    world.supervisor_of(fault.target).member_paused(fault.target)
+    world.lasting(fault.seconds, lambda: _resume(world, trainer.process))
+
+
+def _resume(world: World, process: Process) -> None:
+    process.resume()
+    world.fabric.progress()
+
+
+def _alarm(world: World, fault: Fault) -> None:
+    world.supervisor_of(fault.target).suspect(fault.target)
+
+
+def _slow(world: World, fault: Fault) -> None:
+    world.speeds[fault.target] = 0.25
+    trainer = world.newest(fault.target)
+    if trainer is not None:
+        trainer.speed = 0.25
+
+
+def _cut_data(world: World, fault: Fault) -> None:
+    a, b = f"node {world.node_number(fault.target)}", f"node {world.node_number(fault.other)}"
+    if a != b:
+        world.links.cut(a, b)
+        world.lasting(fault.seconds, lambda: world.links.restore(a, b))
+
+
+def _kill_lighthouse(world: World, fault: Fault) -> None:
+    coordinator = world.coordinator
+    if coordinator is not None and coordinator.process.alive:
+        coordinator.process.die()  # the world starts the next one
+        world.coordinator_down = max(fault.seconds, 0.01)
+
+
+def _crash_between_effects(world: World, fault: Fault) -> None:
+    if world.coordinator is not None:
+        world.coordinator.crash_after = fault.other
+        world.coordinator_down = max(fault.seconds, 0.01)
+
+
+def _fail_over(world: World, fault: Fault) -> None:
+    """The leader stalls, another process takes over, and then the old one goes on, not knowing of that."""
+    old = world.coordinator
+    if old is None or not old.process.alive or old.process.paused:
+        return
+    old.process.pause()
+    world.start_coordinator()
+    world.lasting(fault.seconds, old.process.resume)
+    world.lasting(fault.seconds + 5.0, old.process.die)  # its lease is over at the latest now
+
+
+def _pause_lighthouse(world: World, fault: Fault) -> None:
+    coordinator = world.coordinator
+    if coordinator is not None and coordinator.process.alive and not coordinator.process.paused:
+        coordinator.process.pause()
+        world.lasting(fault.seconds, coordinator.process.resume)
+
+
+def _jump_clock(world: World, fault: Fault) -> None:
+    world.clock_offset += 30.0 * fault.seconds if fault.other % 2 else -fault.seconds
+
+
+def _cut_agent(world: World, fault: Fault) -> None:
+    node = f"node {fault.target}"
+    world.links.cut(node, LIGHTHOUSE)
+    world.lasting(fault.seconds, lambda: world.links.restore(node, LIGHTHOUSE))
+
+
+def _snap_agent(world: World, fault: Fault) -> None:
+    world.supervisors[fault.target].snap()
+
+
+def _echo(world: World, fault: Fault) -> None:
+    world.supervisors[fault.target].echo()
+
+
+def _pause_agent(world: World, fault: Fault) -> None:
+    process = world.supervisors[fault.target].process
+    if process.alive and not process.paused:
+        process.pause()
+        world.lasting(fault.seconds, process.resume)
+
+
+def _kill_agent(world: World, fault: Fault) -> None:
+    supervisor = world.supervisors[fault.target]
+    if supervisor.process.alive:
+        supervisor.process.die()
+        world.lasting(max(fault.seconds, 0.1), lambda: world.start_supervisor(fault.target))
+
+
+def _operator(verb: str) -> Callable[[World, Fault], None]:
+    def command(world: World, fault: Fault) -> None:
+        coordinator = world.coordinator
+        if coordinator is not None:
+            values = (fault.target, 9) if verb == "kill" else (fault.target,)
+            world.emit("wish", fault.target, "operator: {} {}", verb, values)
+            coordinator.process.post(lambda: coordinator.operate(verb, *values))
+
+    return command
+
+
+APPLY: dict[str, Callable[[World, Fault], None]] = {
+    "kill": _kill,
+    "pause": _pause,
+    "alarm": _alarm,
+    "slow": _slow,
+    "cut data": _cut_data,
+    "kill lighthouse": _kill_lighthouse,
+    "crash between effects": _crash_between_effects,
+    "fail over": _fail_over,
+    "pause lighthouse": _pause_lighthouse,
+    "jump clock": _jump_clock,
+    "cut agent": _cut_agent,
+    "snap agent": _snap_agent,
+    "echo": _echo,
+    "pause agent": _pause_agent,
+    "kill agent": _kill_agent,
+    "drain": _operator("drain"),
+    "scale": _operator("scale"),
+    "evict": _operator("evict"),
+    "operator kill": _operator("kill"),
+}

@@ -1,0 +1,139 @@
+"""The promise, checked while a run goes on (DESIGN section 8).
+
+One membership per quorum id; every collective is entered by all with the same intention; every committed step has
+every shard exactly once; no two different commits of a step; nobody's unhealed state ever counts; epochs only rise;
+whoever finishes holds the state of the run in which nothing failed; whatever happens, the job goes on once faults stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from planaria.core.messages import Member, Policy, Quorum, QuorumId, Standing
+from planaria.core.stepper import Exchange
+
+START = 17
+LONGEST_STEP = 2.0  # seconds, when nothing happens to members: the slowest step takes 0.8
+
+
+class Violation(Exception):
+    """A promise was broken. The text says which one and where."""
+
+
+def gradient(weights: int | None, step: int, shard: int) -> int:
+    """Hashes of tuples of numbers are the same in every run and on every machine."""
+    return hash((-1 if weights is None else weights, step, shard))
+
+
+def fold(weights: int, step: int, gradients: Iterable[tuple[int, int]]) -> int:
+    return hash((weights, step, tuple(gradients)))
+
+
+class Checker:
+    """Hears of everything that matters and raises Violation at once."""
+
+    def __init__(self, shards: int, steps: int, policy: Policy, calm: bool = False, steady: bool = False) -> None:
+        self.calm = calm  # nothing fails in this run, but changes may be asked for
+        self.steady = steady  # no member and no link between members fails in this run
+        self.start = START
+        self.shards = shards
+        self.policy = policy
+        self.reference = [START]  # the quiet run: weights after each number of steps
+        for step in range(steps):
+            weights = self.reference[-1]
+            grads = [(s, gradient(weights, step, s)) for s in range(shards)]
+            self.reference.append(fold(weights, step, grads))
+        self.exchanged = 0  # steps of which an exchange was complete at somebody
+        self.commits = 0
+        self.finishers: dict[Member, int | None] = {}
+        self._quorums: dict[QuorumId, tuple[Member, ...]] = {}
+        self._lineages: dict[QuorumId, str] = {}
+        self._urgent: dict[QuorumId, tuple[Member, ...]] = {}
+        self._commit_at: dict[Member, float] = {}
+        self._rolled: dict[Member, QuorumId] = {}
+        self._commits: dict[tuple[QuorumId, int], int] = {}
+
+    def fail(self, text: str) -> None:
+        raise Violation(text)
+
+    def membership(self, quorum: Quorum) -> None:
+        known = self._quorums.setdefault(quorum.id, quorum.members)
+        if known != quorum.members:
+            self.fail(f"quorum {quorum.id} has two memberships: {known} and {quorum.members}")
+        if self._lineages.setdefault(quorum.id, quorum.lineage) != quorum.lineage:
+            self.fail(f"quorum {quorum.id} has two lineages")
+
+    def published(self, quorum: Quorum, stored: set[QuorumId]) -> None:
+        self.membership(quorum)
+        if quorum.id not in stored:
+            self.fail(f"quorum {quorum.id} was published and is not in the store")
+        if quorum.urgent:
+            self._urgent[quorum.id] = quorum.members
+
+    def included(self, member: Member, newest: QuorumId) -> bool:
+        """Whether no urgent quorum, also of those that have not reached the member yet, leaves it out."""
+        return all(member in members for id, members in self._urgent.items() if id > newest)
+
+    def rolled(self, member: Member, id: QuorumId) -> None:
+        if id < self._rolled.get(member, id):
+            self.fail(f"{member} works under {id} after {self._rolled[member]}")
+        self._rolled[member] = id
+
+    def broken(self, member: Member, id: QuorumId, text: str) -> None:
+        if self.calm:
+            self.fail(f"only planned changes were asked for, but at {member} {id} broke: {text}")
+
+    def collective(self, quorum: Quorum, key: object, payloads: Sequence[object]) -> None:
+        if isinstance(key, tuple) and key[0] == "exchange":
+            self._shards(quorum, key[1], key[2])
+            self.exchanged = max(self.exchanged, key[1] + 1)
+        if key == "roll call":
+            standings = [p for p in payloads if isinstance(p, Standing)]
+            if len(standings) != len(quorum.members):
+                self.fail(f"the roll call of {quorum.id} has {len(standings)} standings")
+
+    def _shards(self, quorum: Quorum, step: int, owned: Sequence[frozenset[int]]) -> None:
+        counted = sorted(s for each in owned for s in each)
+        if len(set(counted)) != len(counted):
+            self.fail(f"step {step} under {quorum.id} has a shard twice: {counted}")
+        if not counted:
+            self.fail(f"step {step} under {quorum.id} is exchanged without any shard")
+        if self.policy is Policy.REDISTRIBUTE and counted != list(range(self.shards)):
+            self.fail(f"step {step} under {quorum.id} has shards {counted} of {self.shards}")
+
+    def committed(
+        self, member: Member, exchange: Exchange, shards: Sequence[int], weights: int, now: float
+    ) -> None:
+        self.commits += 1
+        gap = now - self._commit_at.get(member, now)
+        self._commit_at[member] = now
+        if self.steady and gap > LONGEST_STEP:
+            self.fail(f"no member failed, but {member} took {gap:.1f} s for step {exchange.step}")
+        step = exchange.step
+        promised = sorted(s for each in exchange.owned for s in each)
+        if list(shards) != promised:
+            self.fail(f"{member} committed step {step} with shards {list(shards)} instead of {promised}")
+        if self.policy is Policy.REDISTRIBUTE:
+            if weights != self.reference[step + 1]:
+                self.fail(f"{member} committed step {step} with a state that is not that of the quiet run")
+        elif self._commits.setdefault((exchange.quorum, step), weights) != weights:
+            self.fail(f"{member} committed step {step} under {exchange.quorum} unlike another member")
+
+    def healed(self, member: Member, step: int, given: Sequence[object]) -> int:
+        """The weights that the receiver ends with."""
+        if len(set(given)) != 1:
+            self.fail(f"{member} heals to step {step} from sources that disagree: {given}")
+        found = given[0]
+        assert isinstance(found, tuple)
+        if found[0] != step or found[1] is None:
+            self.fail(f"{member} heals to step {step} from a source that holds step {found[0]}, weights {found[1]}")
+        return int(found[1])
+
+    def finished(self, member: Member, step: int, weights: int | None) -> None:
+        self.finishers[member] = weights
+        if step != len(self.reference) - 1:
+            self.fail(f"{member} finished at step {step} of {len(self.reference) - 1}")
+        if self.policy is Policy.REDISTRIBUTE and weights != self.reference[-1]:
+            self.fail(f"{member} finished with a state that is not that of the quiet run")
+        if len(set(self.finishers.values())) > 1:
+            self.fail(f"finished members hold different states: {self.finishers}")

@@ -1,0 +1,145 @@
+"""A run as plain data: what is simulated, with which seed, and what goes wrong when. Readable as JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+from planaria.core.messages import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong, or one operator's command.
+
+    ``at``: virtual seconds, from the start or, with ``on``, from the ``nth`` event of that name (see ``World.emit``;
+    of group ``whose`` only, if that is not negative). ``target``, ``other``: a group, a node or a number, as
+    ``kind`` needs it. ``seconds``: how long it lasts.
+    """
+
+    kind: str
+    at: float = 0.0
+    target: int = 0
+    other: int = 0
+    seconds: float = 0.0
+    on: str = ""
+    whose: int = -1
+    nth: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``expect``: "finished", or "stopped" if every holder of the state is meant to be lost."""
+
+    about: str = ""
+    seed: int = 0
+    groups: int = 4
+    nodes: int = 4
+    shards: int = 6
+    steps: int = 10
+    shard_seconds: float = 0.06
+    policy: Policy = Policy.REDISTRIBUTE
+    faults: tuple[Fault, ...] = field(default=())
+    expect: str = ""  # empty: either, as long as it is right
+
+    def to_json(self) -> str:
+        whole = asdict(self)
+        whole["policy"] = self.policy.value
+        whole["faults"] = []
+        head = {k: v for k, v in whole.items() if k != "faults"}
+        lines = json.dumps(head, indent=1).rstrip("}\n")
+        defaults = asdict(Fault(""))
+        faults = [{k: v for k, v in asdict(f).items() if v != defaults[k]} for f in self.faults]
+        listed = ",\n".join("  " + json.dumps(f) for f in faults)
+        return f'{lines},\n "faults": [\n{listed}\n ]\n}}\n' if faults else f'{lines},\n "faults": []\n}}\n'
+
+    @staticmethod
+    def from_json(text: str) -> Scenario:
+        found = json.loads(text)
+        known = {f.name for f in fields(Scenario)}
+        if unknown := set(found) - known:
+            raise ValueError(f"a scenario has no {sorted(unknown)}; it has {sorted(known)}")
+        found["policy"] = Policy(found.get("policy", "redistribute"))
+        found["faults"] = tuple(Fault(**f) for f in found.get("faults", ()))
+        return Scenario(**found)
+
+    @staticmethod
+    def load(path: Path) -> Scenario:
+        return Scenario.from_json(path.read_text())
+
+    def without(self, position: int) -> Scenario:
+        return replace(self, faults=self.faults[:position] + self.faults[position + 1 :])
+
+
+# What random runs are made of. Members fail most: that is what the protocol is about.
+MEMBER_FAULTS = ("kill", "kill", "kill", "kill", "pause", "pause", "alarm", "slow", "cut data")
+CONTROL_FAULTS = (
+    "kill lighthouse",
+    "kill lighthouse",
+    "crash between effects",
+    "fail over",
+    "pause lighthouse",
+    "jump clock",
+    "cut agent",
+    "snap agent",
+    "snap agent",
+    "echo",
+    "pause agent",
+)
+NODE_FAULTS = ("kill agent",)
+WISHES = ("drain", "scale", "operator kill", "evict")
+# What must not cost a step.
+PLANNED = ("drain", "scale", "slow")
+MOMENTS = (
+    "hear", "formed", "rolled", "heal", "healed", "exchange", "exchange", "exchange", "exchanged", "commit", "broken",
+    "finish", "start",
+)
+
+
+def random_scenario(seed: int, base: Scenario) -> Scenario:
+    """The scenario of a seed: sizes vary around ``base``, faults come alone, in bursts and at tender moments."""
+    rng = random.Random(seed * 2654435761 + 1)
+    groups = rng.randint(1, base.groups)
+    shape = replace(
+        base,
+        seed=seed,
+        groups=groups,
+        nodes=rng.choice((groups, groups, max(1, groups // 2), 1)),
+        shards=max(groups, rng.randint(2, base.shards)),
+        steps=rng.randint(2, base.steps),
+        policy=Policy.SHRINK if rng.random() < 0.15 else base.policy,
+    )
+    menu = rng.choice(
+        (
+            MEMBER_FAULTS,
+            MEMBER_FAULTS + CONTROL_FAULTS,
+            MEMBER_FAULTS + CONTROL_FAULTS + NODE_FAULTS + WISHES,
+            CONTROL_FAULTS,
+            PLANNED,
+        )
+    )
+    faults: list[Fault] = []
+    at = rng.uniform(0.0, 4.0)
+    for _ in range(rng.randint(0, 7)):
+        at += rng.uniform(0.0, 0.3) if rng.random() < 0.5 else rng.uniform(0.3, 4.0)
+        faults.append(_random_fault(rng, rng.choice(menu), at, shape))
+    return replace(shape, faults=tuple(faults))
+
+
+def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> Fault:
+    seconds = rng.choice((rng.uniform(0.01, 0.5), rng.uniform(0.5, 3.0), rng.uniform(3.0, 9.0)))
+    target, other = rng.randrange(shape.groups), rng.randrange(shape.groups)
+    if kind == "crash between effects":
+        other = rng.randrange(6)
+    elif kind == "scale":
+        target = rng.randint(1, min(shape.shards, shape.groups + 2))
+    elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent"):
+        target = rng.randrange(shape.nodes)
+    if rng.random() < 0.5:
+        return Fault(kind, round(at, 3), target, other, round(seconds, 3))
+    delay = rng.choice((0.0, rng.uniform(0.0, 0.02), rng.uniform(0.0, 0.2)))
+    whose = rng.choice((-1, target, rng.randrange(shape.groups)))
+    nth = rng.choice((rng.randint(1, 8), rng.randint(1, shape.steps), shape.steps))
+    return Fault(kind, round(delay, 4), target, other, round(seconds, 3), rng.choice(MOMENTS), whose, nth)

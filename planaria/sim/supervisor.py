@@ -1,0 +1,288 @@
+"""The agent of one node: starts, watches and restarts its groups and keeps a stream to the lighthouse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planaria.core.messages import (
+    Adopted,
+    Desired,
+    Died,
+    Drain,
+    Finished,
+    Heartbeat,
+    Hello,
+    JobSpec,
+    Kill,
+    Member,
+    Order,
+    Phase,
+    Publish,
+    Pulse,
+    Ready,
+    Refuse,
+    Report,
+    Stop,
+    Suspected,
+    Synced,
+    Trouble,
+    Welcome,
+)
+from planaria.core.messages import NO_QUORUM
+from planaria.sim.coordinator import LIGHTHOUSE
+from planaria.sim.kernel import Process
+from planaria.sim.network import End, Stream
+from planaria.sim.trainer import Trainer
+
+if TYPE_CHECKING:
+    from planaria.sim.world import World
+
+HEARTBEAT = 1.0  # seconds
+SOCKET_TIME = 0.0002  # always the same, which keeps the order
+NOTICE_TIME = (0.0005, 0.02)  # from the end of a process to its agent knowing
+RESTART_TIME = (0.1, 0.6)
+RECONNECT_TIME = (0.02, 0.3)
+SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
+KILL_AFTER = 4.0  # grace for a stopped process to come back by itself
+SILENCE = 3.0  # of the lighthouse's side of a stream, as keep-alive pings see it
+
+# After a reconnect these are said again, in this order, for each group.
+RETOLD = (Ready, Adopted, Trouble, Suspected, Finished, Died)
+
+
+class Ward:
+    """The newest incarnation of one group here."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.trainer: Trainer | None = None
+        self.newest: dict[type, Report] = {}  # what the lighthouse must know, also if it or the stream dies
+        self.wanted = True  # to be started again when it ends
+
+
+class Supervisor:
+    """One life of an agent. Its groups die with it."""
+
+    def __init__(self, world: World, node: str, groups: list[int]) -> None:
+        self.world = world
+        self.kernel = world.kernel
+        self.node = node
+        self.process = Process(world.kernel, f"agent of {node}")
+        self.process.on_death.append(self._all_die)
+        self.wards: dict[int, Ward] = {}
+        self.wanted = world.config.groups  # groups of the whole job
+        self.stopped = ""
+        self.complete = False
+        self._stream: tuple[Stream, End] | None = None
+        self._server: Process | None = None  # the other end of the stream
+        self._heard_at = 0.0
+        self._passed: list[Publish] = []  # for the fault "echo"
+        for group in groups:
+            self._start(group)
+        self._connect()
+        self._beat()
+
+    # --- the link to the lighthouse --------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self.stopped or self._stream is not None:
+            return
+        coordinator = self.world.coordinator
+        if coordinator is None or not coordinator.process.alive or not self._reach():
+            self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
+            return
+        mine, theirs = End(self.process, self.node), End(coordinator.process, LIGHTHOUSE)
+        stream = Stream(self.kernel, self.world.links, mine, theirs)
+        mine.on_message = self._order
+        mine.on_lost = lambda: self._lost(mine)
+        coordinator.accept(stream, theirs)
+        self._stream, self._server = (stream, mine), coordinator.process
+        self._heard_at = self.kernel.now
+        config = self.world.config
+        self._send(Hello(self.node, self.node, JobSpec("job", config.groups, 1, config.policy)))
+        for ward in self.wards.values():
+            for kind in RETOLD:
+                if kind in ward.newest:
+                    self._send(ward.newest[kind])
+        self._send(Synced())
+
+    def _reach(self) -> bool:
+        return self.world.links.reach(self.node, LIGHTHOUSE)
+
+    def _lost(self, end: End) -> None:
+        if self._stream is not None and self._stream[1] is end:
+            self._stream = None
+            self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
+
+    def echo(self) -> None:
+        """Something old comes late, as from a lighthouse that was deposed and does not know it: to all groups here."""
+        if self._passed:
+            order = self.kernel.random.choice(self._passed)
+            for ward in self.wards.values():
+                self._order(Publish(ward.member, order.quorum))
+
+    def snap(self) -> None:
+        """The connection breaks."""
+        if self._stream is not None:
+            self._stream[0].snap()
+
+    def _send(self, report: Report) -> None:
+        if self._stream is not None:
+            stream, end = self._stream
+            stream.send(end, (self.node, report))
+
+    def _beat(self) -> None:
+        """Once a second: a heartbeat, and a look whether the lighthouse still answers pings."""
+        if self._reach() and self._server is not None and not self._server.paused:
+            self._heard_at = self.kernel.now
+        elif self._stream is not None and self.kernel.now > self._heard_at + SILENCE:
+            stream, end = self._stream
+            stream.close(end)
+            self._stream = None
+            self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
+        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in self.wards.values() if self._runs(w)]
+        self._send(Heartbeat(tuple(pulses)))
+        if not self.stopped:
+            self.process.after(HEARTBEAT, self._beat)
+
+    # --- orders ----------------------------------------------------------------------------------------------
+
+    def _order(self, message: object) -> None:
+        order: Order = message  # type: ignore[assignment]
+        match order:
+            case Publish(member, quorum):
+                self._passed.append(order)
+                ward = self._ward(member)
+                if ward is not None and ward.trainer is not None:
+                    trainer = ward.trainer
+                    trainer.process.after(SOCKET_TIME, lambda: trainer.hear(quorum))
+            case Refuse(member, reason):
+                if (ward := self._ward(member)) is not None:
+                    ward.wanted = False
+                    self._end(ward, f"refused: {reason}")
+            case Drain(member):
+                if (ward := self._ward(member)) is not None:
+                    ward.wanted = False
+            case Kill(group, _):
+                if group in self.wards:
+                    self._end(self.wards[group], "killed by an operator")
+            case Desired(groups):
+                self._desired(groups)
+            case Stop(reason):
+                self._stop(reason)
+            case Welcome():
+                pass
+
+    def _ward(self, member: Member) -> Ward | None:
+        ward = self.wards.get(member.group)
+        return ward if ward is not None and ward.member == member else None
+
+    def _desired(self, groups: int) -> None:
+        if groups > self.wanted:
+            for group in range(groups):
+                ward = self.wards.get(group)
+                ended = ward is None or (not ward.wanted and not self._runs(ward) and Finished not in ward.newest)
+                if self.world.node_of(group) == self.node and ended and not self.complete:
+                    self._start(group)
+        self.wanted = groups
+
+    def _stop(self, reason: str) -> None:
+        self.stopped = reason
+        self.world.emit("stop", -1, "{} hears: {}", self.node, reason)
+        for ward in self.wards.values():
+            ward.wanted = False
+            self._end(ward, "the job was stopped")
+
+    # --- groups ----------------------------------------------------------------------------------------------
+
+    def _runs(self, ward: Ward) -> bool:
+        return Died not in ward.newest
+
+    def _start(self, group: int) -> None:
+        ward = self.wards[group] = Ward(self.world.next_incarnation(group))
+        self.process.after(self.kernel.between(*RESTART_TIME), lambda: self._spawn(ward))
+
+    def _spawn(self, ward: Ward) -> None:
+        if self.stopped or self.complete or self.wards.get(ward.member.group) is not ward:
+            return
+        member = ward.member
+        trainer = Trainer(
+            self.world, member, self.node, lambda r: self._said(ward, r), self.world.speed_of(member.group)
+        )
+        ward.trainer = trainer
+        self.world.trainers[member] = trainer
+        self.world.emit("start", member.group, "incarnation {} starts", member.incarnation)
+        trainer.process.on_death.append(
+            lambda: self.process.after(self.kernel.between(*NOTICE_TIME), lambda: self._ended(ward))
+        )
+
+    def _said(self, ward: Ward, report: Report) -> None:
+        """A report of a member, over its socket; passed on as it is."""
+        self.process.after(SOCKET_TIME, lambda: self._pass_on(ward, report))
+
+    def _pass_on(self, ward: Ward, report: Report) -> None:
+        self.world.emit("report", ward.member.group, "{}", report)
+        ward.newest[type(report)] = report
+        if isinstance(report, Finished):
+            self.complete = True
+            ward.wanted = False
+        if isinstance(report, Adopted | Ready):
+            ward.newest.pop(Suspected, None)
+        self._send(report)
+
+    def _end(self, ward: Ward, cause: str) -> None:
+        if ward.trainer is not None and ward.trainer.process.alive:
+            ward.trainer.exit = ward.trainer.exit or cause
+            ward.trainer.process.die()
+
+    def _ended(self, ward: Ward) -> None:
+        assert ward.trainer is not None
+        cause = ward.trainer.exit or "SIGKILL"
+        if cause.startswith(("leave", "lost")):
+            ward.wanted = False
+        self._pass_on(ward, Died(ward.member, cause))
+        if ward.wanted and not self.complete and not self.stopped:
+            self._start(ward.member.group)
+
+    def _all_die(self) -> None:
+        for ward in self.wards.values():
+            self._end(ward, "its agent died")
+
+    # --- suspicion -------------------------------------------------------------------------------------------
+
+    def member_paused(self, group: int) -> None:
+        """The world stopped a member: with time the progress page shows it."""
+        ward = self.wards.get(group)
+        if ward is not None:
+            self.process.after(SUSPECT_AFTER, lambda: self._suspect(ward))
+            self.process.after(SUSPECT_AFTER + KILL_AFTER, lambda: self._give_up(ward))
+
+    def suspect(self, group: int) -> None:
+        """A false alarm: the member is only slow, and is seen to go on soon after."""
+        ward = self.wards.get(group)
+        if ward is not None and ward.trainer is not None and Ready in ward.newest and self._runs(ward):
+            self._accuse(ward, "no progress seen (a false alarm)")
+
+    def _suspect(self, ward: Ward) -> None:
+        if ward.trainer is not None and ward.trainer.process.paused and self._runs(ward) and Ready in ward.newest:
+            self._accuse(ward, "stopped")
+
+    def _accuse(self, ward: Ward, why: str) -> None:
+        self._pass_on(ward, Suspected(ward.member, why))
+        self.process.after(0.3, lambda: self._look_again(ward))
+
+    def _look_again(self, ward: Ward) -> None:
+        if ward.trainer is None or not self._runs(ward) or Suspected not in ward.newest:
+            return
+        if ward.trainer.process.paused:
+            self.process.after(0.3, lambda: self._look_again(ward))
+        else:
+            self._pass_on(ward, ward.newest[Ready])
+
+    def _give_up(self, ward: Ward) -> None:
+        if ward.trainer is not None and ward.trainer.process.paused and Suspected in ward.newest:
+            self._end(ward, "stopped for too long, killed by its agent")
+
+
+def _starting(member: Member) -> Pulse:
+    return Pulse(member, Phase.STARTING, 0, NO_QUORUM, 0.0, 0.0)

@@ -1,0 +1,260 @@
+"""A rank: the real ``Stepper``, a simulated data plane, and the loop that a real shell runs around them.
+
+``Trainer.train`` is the training thread and the reference for every front. It is written as a generator: each
+``yield`` is a place where the thread waits, and what it waits for. Everything else here is the control thread.
+
+The "weights" are a chain of hashes. The gradient of a shard depends on the weights, the step and the shard; a commit
+folds exactly the gradients that were exchanged. So one wrong, missing or doubled gradient changes every later state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planaria.core import stepper as core
+from planaria.core.messages import ControlWord, Member, Phase, Pulse, Quorum, QuorumId, Ready, Report, Standing
+from planaria.sim.fabric import Result
+from planaria.sim.invariants import fold, gradient
+from planaria.sim.kernel import Process
+
+if TYPE_CHECKING:
+    from planaria.sim.world import World
+
+ROLL_TIME = (0.001, 0.01)  # seconds
+EXCHANGE_TIME = (0.003, 0.03)
+HEAL_TIME = (0.05, 0.4)
+APPLY_TIME = (0.001, 0.02)
+WAKE_TIME = (0.0, 0.0005)  # from the end of an operation to the training thread holding the lock
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Work that takes this long and that no news can end."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Wait until the control thread has changed something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Enter a collective and wait for its end: a Result comes back."""
+
+    quorum: QuorumId
+    key: object  # equal at all members that are in the same collective
+    payload: object
+    seconds: tuple[float, float]
+
+
+Thread = Generator[Sleep | News | Collective, Result | None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a member puts into an exchange."""
+
+    word: ControlWord
+    gradients: tuple[tuple[int, int], ...]  # (shard, gradient)
+
+
+class Trainer:
+    """One incarnation of one group. ``tell`` sends a report to its agent."""
+
+    def __init__(
+        self, world: World, member: Member, node: str, tell: Callable[[Report], None], speed: float
+    ) -> None:
+        self.world = world
+        self.kernel = world.kernel
+        self.member = member
+        self.node = node
+        self.address = f"{node}:{member.group}.{member.incarnation}"
+        self.speed = speed  # shards per unit of time, relative
+        self.process = Process(world.kernel, f"group {member.group}.{member.incarnation}")
+        self.process.on_death.append(lambda: world.fabric.gone(self))
+        self.tell = tell
+        self.phase = Phase.STARTING
+        self.weights: int | None = world.checker.start  # None: overwritten in part by a transfer
+        self.gradients: dict[int, int] = {}
+        self.orderly = False
+        self.exit = ""  # why the process ended by itself
+        config = world.config
+        self.ready = Ready(member, self.address, (), str(self.weights), config.shards, config.steps)
+        self.stepper = world.stepper(self.ready, config.policy, config.groups)
+        self._ranks: dict[QuorumId, int] = {}  # own rank in the communicators asked for
+        self._thread: Thread | None = None
+        self._waits_for_news = False
+        self.process.after(self.kernel.between(0.2, 1.2), self._built)
+
+    def _built(self) -> None:
+        """Imports, model and data are there: ask to take part."""
+        self.tell(self.ready)
+        self._thread = self.train()
+        self._run(None)
+
+    def pulse(self) -> Pulse:
+        """The progress page, as the agent reads it."""
+        target = self.stepper.target
+        quorum = target.id if target is not None else QuorumId(0, 0)
+        return Pulse(self.member, self.phase, self.stepper.step, quorum, 0.0, 0.2)
+
+    def describe(self) -> str:
+        stepper = self.stepper
+        settled = "settled" if stepper.settled else "unsettled"
+        target = stepper.target.id if stepper.target is not None else "none"
+        return f"{self.process.name} {self.phase.name} step {stepper.step} {settled}, quorum {target}"
+
+    # --- the control thread ----------------------------------------------------------------------------------
+
+    def hear(self, quorum: Quorum) -> None:
+        self.world.emit("hear", self.member.group, "{}", quorum)
+        self._do(self.stepper.hear(quorum))
+        self._news()
+
+    def formed(self, id: QuorumId) -> None:
+        self.world.emit("formed", self.member.group, "{}", id)
+        self._do(self.stepper.formed(id))
+        self._news()
+
+    def broken(self, id: QuorumId, text: str) -> None:
+        self.world.emit("broken", self.member.group, "{}: {}", id, text)
+        if text != "given up here" and self.stepper.settled:
+            self.world.checker.broken(self.member, id, text)
+        self._do(self.stepper.broken(id, text))
+        self._news()
+
+    def _do(self, effects: list[core.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case core.Form(quorum):
+                    self._ranks[quorum.id] = quorum.members.index(self.member)
+                    self.world.fabric.form(self, quorum)
+                case core.Drop(id):
+                    self.world.fabric.drop(self, id)
+                case core.Tell(report):
+                    self.tell(report)
+
+    # --- the training thread ---------------------------------------------------------------------------------
+
+    def train(self) -> Thread:
+        stepper = self.stepper
+        while True:
+            action = stepper.next()
+            match action:
+                case core.Wait(parked):
+                    self.phase = Phase.PARKED if parked else Phase.FORMING
+                    yield News()
+                case core.RollCall(quorum, standing):
+                    self.phase = Phase.FORMING
+                    result = yield Collective(quorum, "roll call", standing, ROLL_TIME)
+                    if (payloads := self._ended(quorum, result)) is not None:
+                        standings = [p for p in payloads if isinstance(p, Standing)]
+                        self.world.check_roll_call(self.member, quorum, standings)
+                        self._do(stepper.rolled(quorum, standings))
+                        self._forget_uncounted()
+                        self.world.emit("rolled", self.member.group, "{} at step {}", quorum, stepper.step)
+                case core.Heal():
+                    self.phase = Phase.HEALING
+                    yield from self._heal(action)
+                case core.Compute(step, shard):
+                    self.phase = Phase.COMPUTING
+                    yield Sleep(self.kernel.between(0.7, 1.3) * self.world.config.shard_seconds / self.speed)
+                    self.gradients[shard] = gradient(self.weights, step, shard)
+                    stepper.shard_done(shard)
+                case core.Exchange():
+                    self.phase = Phase.EXCHANGING
+                    yield from self._exchange(action)
+                case core.Finish(step):
+                    self.phase = Phase.FINISHED
+                    self.world.checker.finished(self.member, step, self.weights)
+                    self._do(stepper.finished(str(self.weights)))
+                    self._leave("finished")
+                    return
+                case core.Leave(reason) | core.Lost(reason):
+                    if isinstance(action, core.Lost):
+                        self.world.check_stop(reason)
+                    self._leave(f"{type(action).__name__.lower()}: {reason}")
+                    return
+
+    def _heal(self, action: core.Heal) -> Thread:
+        key = ("heal", action.step, action.sources, action.healers)
+        self.world.emit("heal", self.member.group, "{} {}", action.quorum, "receives" if action.receive else "gives")
+        payload = None if action.receive else (self.stepper.step, self.weights)
+        if action.receive:
+            self.weights = None  # the stripes arrive in any order: until the last one it is no state at all
+        result = yield Collective(action.quorum, key, payload, HEAL_TIME)
+        if (payloads := self._ended(action.quorum, result)) is None:
+            return
+        if action.receive:
+            self.weights = self.world.checker.healed(self.member, action.step, [payloads[r] for r in action.sources])
+            self.gradients.clear()
+        self._do(self.stepper.healed(action.quorum))
+        self.world.emit("healed", self.member.group, "{} at step {}", action.quorum, self.stepper.step)
+
+    def _exchange(self, action: core.Exchange) -> Thread:
+        stepper = self.stepper
+        mine = action.owned[self._ranks[action.quorum]]
+        word = stepper.word(self.world.config.shard_seconds / self.speed)
+        payload = Contribution(word, tuple((s, self.gradients[s]) for s in sorted(mine)))
+        key = ("exchange", action.step, action.owned)
+        self.world.emit("exchange", self.member.group, "step {} under {}", action.step, action.quorum)
+        result = yield Collective(action.quorum, key, payload, EXCHANGE_TIME)
+        if (payloads := self._ended(action.quorum, result)) is None:
+            return
+        given = [p for p in payloads if isinstance(p, Contribution)]
+        self.world.emit("exchanged", self.member.group, "step {} under {}", action.step, action.quorum)
+        stepper.exchanged(action.quorum, [c.word for c in given])
+        yield Sleep(self.kernel.between(*APPLY_TIME))  # the user's optimizer, outside the lock
+        gradients = sorted(pair for c in given for pair in c.gradients)
+        assert self.weights is not None
+        self.weights = fold(self.weights, action.step, gradients)
+        self.gradients.clear()
+        self.world.checker.committed(self.member, action, [s for s, _ in gradients], self.weights, self.kernel.now)
+        self._do(stepper.applied())
+        self.world.emit("commit", self.member.group, "step {} under {}", action.step, action.quorum)
+
+    def _ended(self, id: QuorumId, result: Result | None) -> tuple[object, ...] | None:
+        """What all ranks put in; or None, after which ``next`` says how to go on."""
+        assert result is not None
+        if result.payloads is None:
+            self.broken(id, result.error)
+        return result.payloads
+
+    def _forget_uncounted(self) -> None:
+        """Gradients that somebody else's count for, or that belong to a state that is given up."""
+        self.gradients = {s: g for s, g in self.gradients.items() if s in self.stepper.have}
+
+    def _leave(self, why: str) -> None:
+        self.exit, self.orderly = why, True
+        self.process.die()
+
+    # --- the thread itself -----------------------------------------------------------------------------------
+
+    def _run(self, result: Result | None) -> None:
+        """Runs the training thread to its next wait."""
+        assert self._thread is not None
+        self._waits_for_news = False
+        try:
+            wait = self._thread.send(result)
+        except StopIteration:
+            return
+        match wait:
+            case Sleep(seconds):
+                self.process.after(seconds, lambda: self._run(None))
+            case News():
+                self._waits_for_news = True
+            case Collective(quorum, key, payload, seconds):
+                self.world.fabric.enter(self, quorum, key, payload, seconds, self._woken)
+
+    def _woken(self, result: Result) -> None:
+        """An operation ended. Before the thread gets the lock, the control thread may hear of something else."""
+        self.process.after(self.kernel.between(*WAKE_TIME), lambda: self._run(result))
+
+    def _news(self) -> None:
+        if self._waits_for_news:
+            self._waits_for_news = False
+            self.process.after(self.kernel.between(*WAKE_TIME), lambda: self._run(None))

@@ -1,0 +1,219 @@
+"""One simulated job: builds everything, lets the faults happen, and says how the run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planaria.core.messages import NO_QUORUM, Finished, Member, QuorumId, Standing
+from planaria.core.quorum import Lighthouse
+from planaria.core.stepper import Stepper
+from planaria.sim.coordinator import Coordinator, Store
+from planaria.sim.fabric import Fabric
+from planaria.sim.faults import APPLY
+from planaria.sim.invariants import Checker, Violation
+from planaria.sim.kernel import Kernel
+from planaria.sim.network import Links
+from planaria.sim.scenario import CONTROL_FAULTS, PLANNED, Fault, Scenario
+from planaria.sim.supervisor import Supervisor
+from planaria.sim.trace import Trace
+from planaria.sim.trainer import Trainer
+
+# Virtual seconds that a job may take to go on and finish once nothing goes wrong any more: the sum of the longest
+# waits of the protocol (founding 10, a silent agent 12, a stall 4, replanning 8), once more for safety.
+PATIENCE = 70.0
+RESTART_TIME = 0.3  # of a lighthouse that was killed and is not held down by the fault
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    verdict: str  # "finished", "stopped", or what was violated
+    failed: bool
+    seconds: float  # virtual
+    commits: int
+    quorums: int
+    lines: list[str]
+
+
+class World:
+    """``stepper`` and ``lighthouse`` build the state machines: tests put broken ones in to see them found out."""
+
+    def __init__(
+        self,
+        config: Scenario,
+        stepper: type[Stepper] = Stepper,
+        lighthouse: type[Lighthouse] = Lighthouse,
+        keep_trace: bool = False,
+    ) -> None:
+        self.keep_trace = keep_trace
+        self.config = config
+        self.stepper = stepper
+        self.lighthouse = lighthouse
+        self.kernel = Kernel(config.seed)
+        self.trace = Trace()
+        self.links = Links()
+        self.checker = Checker(
+            config.shards,
+            config.steps,
+            config.policy,
+            calm=all(f.kind in PLANNED for f in config.faults),
+            steady=all(f.kind in CONTROL_FAULTS for f in config.faults),
+        )
+        self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
+        self.store = Store()
+        self.clock_offset = 1000.0
+        self.coordinator: Coordinator | None = None
+        self.coordinator_down = RESTART_TIME
+        self.trainers: dict[Member, Trainer] = {}
+        self.supervisors: dict[int, Supervisor] = {}
+        self.speeds: dict[int, float] = {}
+        self.busy = 0  # faults that last
+        self.last_fault_at = 0.0
+        self._incarnations: dict[int, int] = {}
+        self._waiting: list[Fault] = []  # faults that wait for an event
+        self._seen: dict[tuple[str, int], int] = {}
+        self._over = False
+        for fault in config.faults:
+            if fault.on:
+                self._waiting.append(fault)
+            else:
+                self.kernel.after(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+        self.start_coordinator()
+        for node in range(config.nodes):
+            self.start_supervisor(node)
+
+    # --- parts -----------------------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        coordinator = self.coordinator = Coordinator(self)
+
+        def died() -> None:
+            if self.coordinator is coordinator:
+                self.emit("lighthouse down", -1, "the lighthouse is down")
+                self.lasting(self.coordinator_down, self.start_coordinator)
+                self.coordinator_down = RESTART_TIME
+
+        coordinator.process.on_death.append(died)
+        self.emit("lighthouse up", -1, "a lighthouse of epoch {} serves", coordinator.core.epoch)
+
+    def start_supervisor(self, node: int) -> None:
+        groups = [g for g in range(self.config.groups) if self.node_number(g) == node]
+        self.supervisors[node] = Supervisor(self, f"node {node}", groups)
+
+    def node_number(self, group: int) -> int:
+        return group % self.config.nodes
+
+    def node_of(self, group: int) -> str:
+        return f"node {self.node_number(group)}"
+
+    def supervisor_of(self, group: int) -> Supervisor:
+        return self.supervisors[self.node_number(group)]
+
+    def speed_of(self, group: int) -> float:
+        return self.speeds.get(group, 1.0)
+
+    def next_incarnation(self, group: int) -> Member:
+        self._incarnations[group] = self._incarnations.get(group, -1) + 1
+        return Member(group, self._incarnations[group])
+
+    def newest(self, group: int) -> Trainer | None:
+        """The living incarnation of a group."""
+        trainer = self.trainers.get(Member(group, self._incarnations.get(group, -1)))
+        return trainer if trainer is not None and trainer.process.alive else None
+
+    # --- faults ----------------------------------------------------------------------------------------------
+
+    def lasting(self, seconds: float, end: Callable[[], None]) -> None:
+        """``end`` undoes a fault after ``seconds``."""
+
+        def over() -> None:
+            self.busy -= 1
+            self.last_fault_at = self.kernel.now
+            end()
+
+        self.busy += 1
+        self.kernel.after(seconds, over)
+
+    def _strike(self, fault: Fault) -> None:
+        self.last_fault_at = self.kernel.now
+        self.emit("fault", -1, "*** {} {} {} for {} s", fault.kind, fault.target, fault.other, fault.seconds)
+        APPLY[fault.kind](self, fault)
+
+    def emit(self, name: str, group: int, text: str, *values: object) -> None:
+        """Something happened: for the trace, and for faults that wait for it."""
+        who = f"group {group}: " if group >= 0 else ""
+        self.trace.add(self.kernel.now, f"{who}{name}: {text}", *values)
+        if name in ("report", "stop", "exit"):
+            if values and isinstance(values[0], Finished):
+                self._count("finish", group)
+            self._over = self._is_over()
+        if self._waiting:
+            self._count(name, group)
+
+    def _count(self, name: str, group: int) -> None:
+        for key in ((name, -1), (name, group)):
+            self._seen[key] = self._seen.get(key, 0) + 1
+        for fault in list(self._waiting):
+            if fault.on == name and fault.whose in (-1, group) and self._seen[name, fault.whose] >= fault.nth:
+                self._waiting.remove(fault)
+                self.lasting(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+
+    # --- the run ---------------------------------------------------------------------------------------------
+
+    def holders(self) -> list[Trainer]:
+        """Members whose state counts, as nobody inside can know: alive, settled, and not left out by a quorum."""
+        return [
+            t
+            for t in self.trainers.values()
+            if t.process.alive and t.stepper.settled and self.checker.included(t.member, t.stepper.newest)
+        ]
+
+    def founders(self) -> list[Trainer]:
+        """Members of every quorum so far: while they have committed nothing, nobody has."""
+        return [t for t in self.trainers.values() if t.process.alive and self.checker.included(t.member, NO_QUORUM)]
+
+    def _is_over(self) -> bool:
+        if all(s.stopped for s in self.supervisors.values()):
+            return True
+        return bool(self.checker.finishers) and not self.holders()
+
+    def run(self) -> Outcome:
+        try:
+            verdict, failed = self._run(), False
+            if self.config.expect and verdict != self.config.expect:
+                verdict, failed = f"ended as {verdict!r}, but {self.config.expect!r} is expected", True
+        except Violation as broken:
+            verdict, failed = str(broken), True
+            self.trace.add(self.kernel.now, "!!! {}", broken)
+        return Outcome(
+            self.config.seed, verdict, failed, self.kernel.now, self.checker.commits, len(self.store.records),
+            self.trace.lines() if failed or self.keep_trace else [],
+        )
+
+    def _run(self) -> str:
+        limit = PATIENCE
+        while not self.kernel.run(limit, lambda: self._over):
+            if self.last_fault_at + PATIENCE <= limit:
+                raise Violation(f"no end {PATIENCE:.0f} s after the last fault: {self._states()}")
+            limit = self.last_fault_at + PATIENCE
+        return "finished" if self.checker.finishers else "stopped"
+
+    def check_roll_call(self, member: Member, id: QuorumId, standings: list[Standing]) -> None:
+        self.checker.rolled(member, id)
+        if not any(s.settled for s in standings):  # those who ended this very roll call a moment earlier are settled
+            for holder in self.holders():
+                if holder.stepper.target is None or holder.stepper.target.id != id:
+                    self.checker.fail(f"nobody in {id} has a state that counts, but {holder.describe()} holds one")
+
+    def check_stop(self, reason: str) -> None:
+        """Somebody says that the job cannot go on."""
+        holders = ", ".join(str(t.member) for t in self.holders())
+        if holders:
+            self.checker.fail(f"{holders} hold the state, but: {reason}")
+        if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders() if t.stepper.intact]):
+            self.checker.fail(f"no step was exchanged, and {fresh} could start, but: {reason}")
+
+    def _states(self) -> str:
+        alive = [t for t in self.trainers.values() if t.process.alive]
+        return "; ".join(t.describe() for t in alive) or "no member is alive"

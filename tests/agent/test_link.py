@@ -1,0 +1,252 @@
+"""The stream to the lighthouse, against the real service."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from planaria.agent.lighthouse import LighthouseChild
+from planaria.agent.link import Link
+from planaria.agent.told import Told
+from planaria.core.messages import (
+    Adopted,
+    Desired,
+    Died,
+    Drain,
+    Heartbeat,
+    Hello,
+    JobSpec,
+    Kill,
+    Member,
+    Order,
+    Publish,
+    Quorum,
+    QuorumId,
+    Ready,
+    Welcome,
+)
+from planaria.errors import UsageError
+from planaria.lighthouse.server import Server
+from planaria.lighthouse.store import Store
+from planaria.wire.channel import split_address
+
+A, B = Member(0, 0), Member(1, 0)
+T = TypeVar("T")
+
+
+def ready(member: Member) -> Ready:
+    return Ready(member, f"127.0.0.1:{1000 + member.group}", (), "d", 8, 100)
+
+
+class Agent:
+    """A link with an agent's memory around it, and what came over it."""
+
+    def __init__(self, address: str, groups: int = 2) -> None:
+        self.told = Told()
+        self.orders: asyncio.Queue[Order] = asyncio.Queue()
+        self.notes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.refusals: asyncio.Queue[str] = asyncio.Queue()
+        hello = Hello("agent", "here", JobSpec("job", groups))
+        self.link = Link(
+            lambda: hello,
+            self.told.again,
+            self.orders.put_nowait,
+            lambda kind, text: self.notes.put_nowait((kind, text)),
+            self.refusals.put_nowait,
+        )
+        self.task = asyncio.get_running_loop().create_task(self.link.run(address))
+
+    def tell(self, report: Ready | Adopted | Died | Heartbeat) -> None:
+        self.told.record(report)
+        self.link.tell(report)
+
+    async def order(self, kind: type[T]) -> T:
+        while not isinstance(order := await self.orders.get(), kind):
+            pass
+        return order
+
+    async def note(self, kind: str, part: str) -> None:
+        while (note := await self.notes.get())[0] != kind or part not in note[1]:
+            pass
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+Connect = Callable[..., Agent]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    made: list[Agent] = []
+
+    def start(address: str, **more: int) -> Agent:
+        made.append(Agent(address, **more))
+        return made[-1]
+
+    yield start
+    for agent in made:
+        await agent.close()
+
+
+async def serve(store: Path, bind: str = "127.0.0.1:0", floor: int = 0) -> Server:
+    server = Server(Store.open(store, floor))
+    await server.start(bind)
+    return server
+
+
+async def test_reports_go_up_and_orders_come_down(connect: Connect, tmp_path: Path) -> None:
+    async with await serve(tmp_path / "db") as server:
+        agent = connect(server.address)
+        assert (await agent.order(Welcome)).epoch == 1
+        assert (await agent.order(Desired)).groups == 2
+        agent.tell(ready(A))
+        agent.tell(ready(B))
+        published = await agent.order(Publish)
+        assert published.member == A and published.quorum.members == (A, B)
+        agent.tell(Died(A, "killed by SIGKILL"))
+        assert (await agent.order(Publish)).quorum.members == (A, B), "the second member's copy of the first"
+        second = await agent.order(Publish)
+        assert second.quorum.members == (B,) and second.quorum.urgent
+        assert agent.link.up.is_set() and agent.link.epoch == 1
+
+
+async def test_what_counts_is_told_again_after_a_restart(connect: Connect, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "db")
+    agent = connect(server.address)
+    agent.tell(ready(A))
+    agent.tell(ready(B))
+    quorum = (await agent.order(Publish)).quorum
+    for member in (A, B):
+        agent.tell(Adopted(member, quorum.id, 7))
+    address = server.address
+    await server.stop()
+    await agent.note("link", "out of reach")
+    assert not agent.link.up.is_set()
+    agent.tell(Died(A, "killed while nobody listened"))
+    async with await serve(tmp_path / "db", address):
+        assert (await agent.order(Welcome)).epoch == 2
+        replaced = (await agent.order(Publish)).quorum
+        assert replaced.id.epoch == 2 and replaced.members == (B,), "it knows of A's death and of B's state"
+
+
+async def test_a_lighthouse_that_comes_later(connect: Connect, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    agent = connect(address)
+    await agent.note("link", "no lighthouse answers")
+    async with await serve(tmp_path / "db", address):
+        await agent.order(Welcome)
+
+
+async def test_an_older_lighthouse_is_not_obeyed(connect: Connect, tmp_path: Path) -> None:
+    server = await serve(tmp_path / "new", floor=10)
+    agent = connect(server.address)
+    assert (await agent.order(Welcome)).epoch == 11
+    address = server.address
+    await server.stop()
+    stale = await serve(tmp_path / "old", address)
+    await agent.note("stale", "epoch 1 is not obeyed: epoch 11")
+    while not agent.orders.empty():
+        assert not isinstance(agent.orders.get_nowait(), Welcome)
+    await stale.stop()
+    async with await serve(tmp_path / "new", address):
+        assert (await agent.order(Welcome)).epoch == 12, "the right one is found again"
+
+
+async def test_orders_are_fenced_by_epoch(connect: Connect) -> None:
+    agent = connect("127.0.0.1:1")
+    link = agent.link
+
+    def publish(epoch: int) -> Publish:
+        return Publish(A, Quorum(QuorumId(epoch, 1), (A,), ("a:1",), True, "l"))
+
+    assert link._counts(Welcome(3), 3) and link._counts(publish(3), 3) and link._counts(Drain(A), 3)
+    assert not link._counts(publish(2), 3), "an old quorum on a new stream"
+    assert not link._counts(Kill(0, 9), 2), "anything on an old stream"
+    assert link._counts(publish(4), 3), "a newer quorum counts and raises the fence"
+    assert not link._counts(publish(3), 3)
+    await agent.note("stale", "epoch 2")
+
+
+async def test_a_refused_agent_is_told_why(connect: Connect, tmp_path: Path) -> None:
+    async with await serve(tmp_path / "db") as server:
+        agent = connect(server.address)
+        await agent.order(Welcome)
+        agent.link.tell(Hello("agent", "here", JobSpec("job", 2)))  # a second one breaks the protocol
+        assert "second Hello" in await agent.refusals.get()
+
+
+async def test_drain_and_events(connect: Connect, tmp_path: Path) -> None:
+    async with await serve(tmp_path / "db") as server:
+        agent = connect(server.address)
+        agent.tell(ready(A))
+        agent.tell(ready(B))
+        quorum = (await agent.order(Publish)).quorum
+        agent.tell(Adopted(A, quorum.id, 0))
+        agent.tell(Adopted(B, quorum.id, 0))
+        await agent.link.drain("job", 1)
+        assert (await agent.order(Drain)).member == B
+        await agent.link.drain("job", 77)  # that it cannot is no matter
+        async for event in agent.link.events("job"):
+            if event.kind == "drain":
+                assert event.group == 1
+                break
+
+
+# --- the agent's own lighthouse --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def child(tmp_path: Path) -> AsyncIterator[tuple[LighthouseChild, asyncio.Queue[str]]]:
+    notes: asyncio.Queue[str] = asyncio.Queue()
+    made = LighthouseChild(tmp_path, None, lambda kind, text: notes.put_nowait(text))
+    yield made, notes
+    await made.stop()
+
+
+async def test_own_lighthouse_comes_back_at_its_address(
+    child: tuple[LighthouseChild, asyncio.Queue[str]], connect: Connect
+) -> None:
+    lighthouse, notes = child
+    address = await lighthouse.start()
+    agent = connect(address)
+    assert (await agent.order(Welcome)).epoch == 1
+    first = lighthouse.pid
+    assert lighthouse._process is not None
+    lighthouse._process.kill()
+    assert "killed by SIGKILL; it is started again" in await notes.get()
+    assert (await agent.order(Welcome)).epoch == 2
+    assert lighthouse.address == address and lighthouse.pid != first
+
+
+async def test_own_lighthouse_that_cannot_start(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        http = f"127.0.0.1:{taken.getsockname()[1]}"
+        lighthouse = LighthouseChild(tmp_path, http, lambda kind, text: None)
+        with pytest.raises(UsageError, match=r"the lighthouse did not start: .*lighthouse\.log"):
+            await lighthouse.start()
+        await lighthouse.stop()
+
+
+async def test_own_lighthouse_serves_pages_at_the_same_port(tmp_path: Path) -> None:
+    lighthouse = LighthouseChild(tmp_path, "127.0.0.1:0", lambda kind, text: None)
+    try:
+        await lighthouse.start()
+        assert lighthouse.http is not None
+        host, port = split_address(lighthouse.http)
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b"200" in await reader.readline()
+        writer.close()
+    finally:
+        await lighthouse.stop()

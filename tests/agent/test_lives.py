@@ -1,0 +1,195 @@
+"""What the agent makes of progress pages and ends, with a real process and a real page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planaria.agent.lives import Life, Lives, ended_state, failure_of
+from planaria.agent.proc import describe, state_of
+from planaria.agent.recovery import RecoveryTimes
+from planaria.core.messages import NO_QUORUM, Adopted, Member, Phase, QuorumId
+from planaria.core.plan import GroupState
+from planaria.wire.page import ProgressPage
+
+A, B, C = Member(0, 0), Member(1, 0), Member(2, 0)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    yield started
+    started.kill()
+    started.wait()
+
+
+def life_of(directory: Path, pid: int, member: Member = A) -> Life:
+    life = Lives().begin(member, directory, time.monotonic())
+    life.pid = pid
+    return life
+
+
+def test_without_a_page_nothing_is_suspicious(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    life = life_of(tmp_path, process.pid)
+    assert life.look(0.0) is None and life.look(10_000.0) is None
+    pulse = life.pulse()
+    assert (pulse.phase, pulse.step, pulse.quorum, pulse.pid) == (Phase.STARTING, 0, NO_QUORUM, process.pid)
+    assert math.isnan(pulse.loss) and life.commits() == []
+
+
+def test_page_is_shown_as_pulse(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    page = ProgressPage.create(tmp_path / "progress", process.pid)
+    life = life_of(tmp_path, process.pid)
+    page.committed(3, QuorumId(1, 2), 0.25, time.monotonic_ns(), 4, 0)
+    page.set_phase(Phase.COMPUTING, 1)
+    assert life.look(time.monotonic()) is None
+    pulse = life.pulse()
+    assert (pulse.phase, pulse.step, pulse.quorum, pulse.loss) == (Phase.COMPUTING, 3, QuorumId(1, 2), 0.25)
+    assert [step for step, _ in life.commits()] == [3]
+
+
+def test_page_of_an_earlier_process_is_not_taken(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    ProgressPage.create(tmp_path / "progress", process.pid + 1)
+    life = life_of(tmp_path, process.pid)
+    life.look(time.monotonic())
+    assert life.view is None
+
+
+def test_stopped_process_is_suspected_and_cleared(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    page = ProgressPage.create(tmp_path / "progress", process.pid)
+    page.set_phase(Phase.COMPUTING)
+    life = life_of(tmp_path, process.pid)
+    now = time.monotonic()
+    assert life.look(now) is None
+    process.send_signal(signal.SIGSTOP)
+    while state_of(process.pid) != "T":
+        time.sleep(0.01)
+    life.look(now + 0.05)
+    why = life.look(now + 0.1)
+    assert why is not None and "stopped" in why
+    process.send_signal(signal.SIGCONT)
+    while state_of(process.pid) == "T":
+        time.sleep(0.01)
+    page.beat()
+    assert life.look(now + 0.15) is None
+
+
+def test_settled_means_at_work_in_a_quorum(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    page = ProgressPage.create(tmp_path / "progress", process.pid)
+    life = life_of(tmp_path, process.pid)
+    page.set_phase(Phase.COMPUTING)
+    life.look(time.monotonic())
+    assert not life.settled
+    life.adopted = True
+    page.set_phase(Phase.HEALING)
+    life.look(time.monotonic())
+    assert not life.settled
+    page.set_phase(Phase.EXCHANGING)
+    life.look(time.monotonic())
+    assert life.settled and life.settle_seconds >= 0
+    assert life.observed().settled
+
+
+def test_last_look_keeps_what_was_seen(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    page = ProgressPage.create(tmp_path / "progress", process.pid)
+    life = life_of(tmp_path, process.pid)
+    page.committed(9, QuorumId(1, 1), 1.0, 1, 1, 0)
+    life.last_look()
+    assert life.step == 9 and life.page is None
+
+
+@pytest.mark.parametrize(
+    ("code", "draining", "left_out", "state"),
+    [
+        (0, False, False, GroupState.FINISHED),
+        (0, True, True, GroupState.DRAINED),
+        (-9, True, False, GroupState.DRAINED),
+        (0, False, True, GroupState.DEAD),
+        (1, False, False, GroupState.DEAD),
+        (-11, False, False, GroupState.DEAD),
+        (None, False, False, GroupState.DEAD),
+        (2, False, False, GroupState.REFUSED),
+    ],
+)
+def test_what_an_end_means(tmp_path: Path, code: int | None, draining: bool, left_out: bool, state: GroupState) -> None:
+    life = life_of(tmp_path, 0)
+    life.left_out = left_out
+    if draining:
+        life.state = GroupState.DRAINING
+    assert ended_state(life, code) is state
+
+
+def test_failure_says_what_the_rank_said(tmp_path: Path) -> None:
+    life = life_of(tmp_path, 0)
+    assert failure_of(life, -9, "killed by SIGKILL").message == "killed by SIGKILL"
+    life.being_killed = "it was suspected for 3 s"
+    assert failure_of(life, -9, "killed by SIGKILL").message == "it was suspected for 3 s"
+    (tmp_path / "error.json").write_text(json.dumps({"message": "boom"}))
+    failure = failure_of(life, 1, "exited with code 1")
+    assert (failure.message, failure.reported, failure.how()) == ("boom", True, "exited with code 1")
+    (tmp_path / "error.json").write_text("half a f")
+    assert not failure_of(life, 1, "exited with code 1").reported
+
+
+def test_lives_keep_the_newest_and_its_failures(tmp_path: Path) -> None:
+    lives = Lives()
+    first = lives.begin(A, tmp_path, 0.0)
+    first.quick_failures, first.state = 2, GroupState.DEAD
+    second = lives.begin(Member(0, 1), tmp_path, 1.0)
+    assert second.quick_failures == 2
+    assert lives.of(A) is None and lives.of(Member(0, 1)) is second
+    assert lives.alive() == [second]
+
+
+def test_words_for_ends() -> None:
+    assert describe(-9) == "killed by SIGKILL" and describe(3) == "exited with code 3"
+    assert describe(-64) in ("killed by SIGRTMAX", "killed by signal 64")
+    assert state_of(os.getpid()) in "RSD" and state_of(1 << 30) == ""
+
+
+# --- how long a recovery took ------------------------------------------------------------------------------------
+
+
+def test_recovery_ends_with_the_first_commit_under_a_newer_quorum() -> None:
+    times = RecoveryTimes()
+    commits: dict[Member, list[tuple[int, int]]] = {A: [(9, 1)], C: []}
+    times.adopted(Adopted(A, QuorumId(1, 1), 0))
+    times.died(B, QuorumId(1, 1))
+    start = time.monotonic_ns()
+    assert times.closed(commits.__getitem__) == []
+    commits[A].append((10, start + 5))  # as good as made before the death
+    times.adopted(Adopted(A, QuorumId(1, 2), 10))
+    times.adopted(Adopted(C, QuorumId(1, 2), 10))
+    assert times.closed(commits.__getitem__) == []
+    commits[A].append((11, start + 200_000_000))
+    commits[C].append((11, start + 150_000_000))
+    ((dead, seconds, step),) = times.closed(commits.__getitem__)
+    assert dead == B and step == 11
+    assert seconds == pytest.approx(0.15, abs=0.05)
+    assert times.closed(commits.__getitem__) == [], "told once"
+
+
+def test_two_deaths_at_once_are_two_recoveries() -> None:
+    times = RecoveryTimes()
+    times.died(B, QuorumId(1, 1))
+    times.died(C, QuorumId(1, 1))
+    times.adopted(Adopted(A, QuorumId(1, 3), 4))
+    done = times.closed(lambda member: [(5, time.monotonic_ns())])
+    assert [dead for dead, _, _ in done] == [B, C]
+
+
+def test_old_quorums_say_nothing() -> None:
+    times = RecoveryTimes()
+    times.died(B, QuorumId(2, 5))
+    times.adopted(Adopted(A, QuorumId(1, 9), 4))
+    times.adopted(Adopted(A, QuorumId(2, 5), 4))
+    assert times.closed(lambda member: [(5, time.monotonic_ns())]) == []

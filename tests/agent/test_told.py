@@ -1,0 +1,94 @@
+"""What is told again to a lighthouse that has forgotten."""
+
+from __future__ import annotations
+
+from planaria.agent.told import Told
+from planaria.core.messages import (
+    Adopted,
+    Died,
+    Finished,
+    Heartbeat,
+    Member,
+    QuorumId,
+    Ready,
+    Report,
+    Suspected,
+    Synced,
+    Trouble,
+)
+
+A, B = Member(0, 0), Member(1, 0)
+
+
+def ready(member: Member, address: str = "a:1") -> Ready:
+    return Ready(member, address, (), "d", 8, 100)
+
+
+def after(*reports: Report) -> list[Report]:
+    told = Told()
+    for report in reports:
+        told.record(report)
+    return told.again()
+
+
+def test_newest_of_each_kind() -> None:
+    assert after(ready(A), Adopted(A, QuorumId(1, 1), 0), Adopted(A, QuorumId(1, 2), 5)) == [
+        ready(A),
+        Adopted(A, QuorumId(1, 2), 5),
+    ]
+
+
+def test_members_in_order_and_nothing_else() -> None:
+    assert after(ready(B), Heartbeat(()), ready(A), Synced()) == [ready(A), ready(B)]
+
+
+def test_fenced_member_is_ready_again() -> None:
+    assert after(
+        ready(A),
+        Adopted(A, QuorumId(1, 1), 3),
+        Suspected(A, "stopped"),
+        Trouble(A, QuorumId(1, 1), 3, "x"),
+        ready(A, "b:2"),
+    ) == [ready(A, "b:2"), Adopted(A, QuorumId(1, 1), 3)]
+
+
+def test_suspicion_stays_until_life_is_shown() -> None:
+    suspicion = Suspected(A, "stopped")
+    assert after(ready(A), suspicion) == [ready(A), suspicion]
+    assert suspicion not in after(ready(A), suspicion, Adopted(A, QuorumId(1, 2), 1))
+
+
+def test_trouble_counts_until_a_newer_quorum() -> None:
+    trouble = Trouble(A, QuorumId(1, 2), 4, "broke")
+    assert trouble in after(Adopted(A, QuorumId(1, 2), 4), trouble)
+    assert trouble in after(Adopted(A, QuorumId(1, 2), 4), trouble, Adopted(A, QuorumId(1, 2), 4))
+    assert trouble not in after(Adopted(A, QuorumId(1, 2), 4), trouble, Adopted(A, QuorumId(1, 3), 4))
+
+
+def test_the_dead_are_only_dead() -> None:
+    assert after(ready(A), Adopted(A, QuorumId(1, 1), 3), Died(A, "killed")) == [Died(A, "killed")]
+
+
+def test_one_that_finished_before_it_ended() -> None:
+    assert after(ready(A), Finished(A, 9, "d"), Died(A, "exited")) == [Finished(A, 9, "d"), Died(A, "exited")]
+
+
+def test_only_the_newest_death_of_a_group_matters() -> None:
+    later = Member(0, 1)
+    assert after(Died(A, "one"), ready(later), Died(later, "two"), Died(B, "three")) == [
+        Died(later, "two"),
+        Died(B, "three"),
+    ]
+
+
+def test_a_finish_of_an_earlier_life_is_kept() -> None:
+    later = Member(0, 1)
+    assert Finished(A, 9, "d") in after(Finished(A, 9, "d"), Died(A, "exit"), Died(later, "exit"))
+
+
+def test_questions() -> None:
+    told = Told()
+    assert told.finished(A) is None and not told.ready(A)
+    told.record(ready(A))
+    told.record(Finished(A, 9, "d"))
+    assert told.ready(A) and told.finished(A) == Finished(A, 9, "d")

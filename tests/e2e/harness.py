@@ -1,0 +1,149 @@
+"""A whole job with real processes, watched from outside, to be hurt on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planaria.chaos.session import LocalRun, Script, with_home
+from planaria.chaos.watch import Life, Watch
+from planaria.core.messages import Phase
+
+TRAIN = Path(__file__).parent / "scripts" / "train.py"
+# Hangs are what these tests look for: far beyond what anything here takes on a loaded machine.
+PATIENCE = 90.0
+
+
+class Run:
+    """One ``planaria run`` of the training script. Use as a context: whatever happens, everything ends."""
+
+    def __init__(self, directory: Path, *args: str, groups: int = 3, options: tuple[str, ...] = ()) -> None:
+        self.directory = directory
+        self.script = Script(TRAIN, args, groups, None)
+        self._run = LocalRun(self.script, directory, options)
+        self.watch = Watch(directory)
+
+    def __enter__(self) -> Run:
+        self._run.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run.stop()
+        self.watch.close()
+
+    # --- looking ---------------------------------------------------------------------------------------------
+
+    def until(self, met: Callable[[], Any], what: str) -> Any:
+        """Wait until ``met()`` is true, and return it. Fails with the log if the run ends before."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.watch.poll()
+            if found := met():
+                return found
+            assert self._run.poll() is None, f"the run ended before {what}:\n{self.log()}"
+            assert time.monotonic() < deadline, f"still waiting for {what}:\n{self.log()}"
+            time.sleep(0.005)
+
+    def step(self, at_least: int) -> None:
+        self.until(lambda: self.watch.step >= at_least, f"step {at_least}")
+
+    def life(self, group: int) -> Life:
+        life: Life = self.until(lambda: self.watch.life(group), f"a process of group {group}")
+        return life
+
+    def settled(self, count: int, beyond: int = 0) -> None:
+        """``count`` groups at work, each of which has committed at least one step in this life beyond ``beyond``."""
+
+        def met() -> bool:
+            lives = [life for life in self.watch.settled() if life.alive]
+            return len([x for x in lives if x.commits and x.commits[-1].step > beyond]) >= count
+
+        self.until(met, f"{count} groups at work")
+
+    def phase(self, group: int, incarnation: int, phase: Phase) -> Life:
+        def met() -> Life | None:
+            life = self.watch.life(group)
+            if life is None or life.member.incarnation < incarnation:
+                return None
+            return life if life.look().phase is phase else None
+
+        life: Life = self.until(met, f"group {group} incarnation {incarnation} in phase {phase.name}")
+        return life
+
+    def incarnation(self, group: int, at_least: int) -> Life:
+        def met() -> Life | None:
+            life = self.watch.life(group)
+            return life if life is not None and life.member.incarnation >= at_least else None
+
+        life: Life = self.until(met, f"incarnation {at_least} of group {group}")
+        return life
+
+    # --- hurting ---------------------------------------------------------------------------------------------
+
+    def signal(self, group: int, signum: int = signal.SIGKILL) -> Life:
+        life = self.life(group)
+        os.kill(life.view.pid, signum)
+        return life
+
+    def kill_lighthouse(self) -> None:
+        found = self._run.lighthouse()
+        assert found is not None, "no lighthouse process was found"
+        os.kill(found[0], signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        process = self._run._process
+        assert process is not None
+        process.send_signal(signal.SIGINT)
+
+    def operate(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """``planaria WORDS`` against this run."""
+        command = [*self.script.command()[:1], "-m", "planaria", *words]
+        env = with_home(os.environ) | {"PLANARIA_LIGHTHOUSE": self.lighthouse()}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
+
+    def lighthouse(self) -> str:
+        return str(json.loads((self.directory / "run.json").read_text())["lighthouse"])
+
+    # --- afterwards ------------------------------------------------------------------------------------------
+
+    def end(self) -> int:
+        """Wait for the run's own end; its exit code."""
+        deadline = time.monotonic() + PATIENCE
+        while (code := self._run.poll()) is None:
+            self.watch.poll()
+            assert time.monotonic() < deadline, f"the run does not end:\n{self.log()}"
+            time.sleep(0.01)
+        self.watch.poll()
+        return code
+
+    def digests(self) -> set[str]:
+        """Of the final states of all members that finished."""
+        return {json.loads(f.read_text())["digest"] for f in self.directory.glob("rg*/i*/result.json")}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.directory / "events.jsonl").read_text().splitlines()
+        return [e for e in map(json.loads, lines) if e["kind"] == kind]
+
+    def log(self) -> str:
+        events = self.directory / "events.jsonl"
+        tail = events.read_text().splitlines()[-40:] if events.exists() else []
+        texts = [f"{e['kind']:10} {e['text']}" for e in map(json.loads, tail)]
+        output = self._run.log.read_text(errors="replace")[-3000:] if self._run.log.exists() else ""
+        return "\n".join([output, *texts])
+
+
+def alone(directory: Path, *args: str, shards: int = 6) -> str:
+    """The digest of the same script run by itself: the quiet reference."""
+    directory.mkdir(parents=True, exist_ok=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PLANARIA_")}
+    env |= {"PLANARIA_DIR": str(directory), "PLANARIA_SHARDS": str(shards), "OMP_NUM_THREADS": "1"}
+    command = Script(TRAIN, args).command()
+    done = subprocess.run(command, env=with_home(env), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads((directory / "result.json").read_text())["digest"])

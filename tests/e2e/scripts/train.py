@@ -1,0 +1,60 @@
+"""A small model whose steps take as long as the test wants. Options make it misbehave in one way."""
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+import planaria.torch as pt
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
+parser.add_argument("--width", type=int, default=32)
+parser.add_argument("--samples", type=int, default=500)
+parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
+args = parser.parse_args()
+
+job = pt.init(shards=6, seed=3)
+odd = args.odd if job.group == 1 else ""
+if odd == "threads":
+    torch.set_num_threads(2)
+if odd == "start":
+    torch.manual_seed(99)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, args.width), nn.Tanh(), nn.Dropout(0.1))
+        self.head = nn.Linear(args.width, 4)
+        self.extra = nn.Linear(args.width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(x)
+        out = self.head(hidden)
+        return out if odd == "unused" else out + self.extra(hidden)
+
+
+model = Model()
+if args.odd == "frozen":
+    model.requires_grad_(False)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+generator = torch.Generator().manual_seed(0)
+points = torch.randn(args.samples, 16, generator=generator)
+labels = torch.randint(0, 4, (args.samples,), generator=generator)
+data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
+job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
+for step in job.steps(args.steps):
+    for x, y in step.batches(data):
+        loss = nn.functional.cross_entropy(model(x), y)
+        if args.odd == "nan" and step.index == 5:
+            loss = loss * float("nan")
+        loss.backward()
+        step.record(loss=loss)
+        if args.pause:
+            time.sleep(args.pause)
+    optimizer.step()
+    scheduler.step()

@@ -1,0 +1,300 @@
+"""A rank for the tests of the exchange: a process that does what it is told through a pipe.
+
+Its main thread runs one command at a time, as a training thread would; a control thread hears of interruptions, as
+that of a real rank does. Every command is a function below; what it returns goes back, exceptions as their text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from planaria.core.messages import Member, Quorum, QuorumId
+from planaria.core.tree import Node, children, root
+from planaria.exchange import healing
+from planaria.exchange.communicator import Communicator, Communicators
+from planaria.exchange.healing import receive, serve
+from planaria.exchange.layout import Layout
+from planaria.exchange.rendezvous import RendezvousStore
+from planaria.exchange.tree_exchange import TreeExchange
+from planaria.exchange.waiting import Bell
+
+COMMANDS: dict[str, Callable[..., Any]] = {}
+
+
+def command(function: Callable[..., Any]) -> Callable[..., Any]:
+    COMMANDS[function.__name__] = function
+    return function
+
+
+class Rank:
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.bell = Bell()
+        self.news = False
+        self.store = RendezvousStore("127.0.0.1")
+        self.formed: dict[QuorumId, str | None] = {}
+        self.communicators = Communicators(member, "127.0.0.1", self.bell, self.on_formed)
+        self.exchanges: dict[tuple[QuorumId, tuple[int, ...]], TreeExchange] = {}
+
+    def on_formed(self, quorum_id: QuorumId, error: str | None) -> None:
+        self.formed[quorum_id] = error
+        self.bell.ring()
+
+    def communicator(self, quorum_id: QuorumId) -> Communicator:
+        found = self.communicators.get(quorum_id)
+        assert found is not None, f"{quorum_id} is not formed"
+        return found
+
+
+def main(member: Member, commands: Connection, control: Connection) -> None:
+    torch.set_num_threads(1)
+    rank = Rank(member)
+
+    def listen() -> None:
+        while True:
+            try:
+                rank.news = control.recv()
+            except EOFError:  # the test is over
+                os._exit(0)
+            rank.bell.ring()
+            control.send("heard")
+
+    threading.Thread(target=listen, daemon=True).start()
+    commands.send(rank.store.address)
+    while True:
+        try:
+            name, arguments = commands.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            commands.send((True, COMMANDS[name](rank, **arguments)))
+        except Exception as error:
+            commands.send((False, f"{type(error).__name__}: {error}"))
+
+
+# --- gradients that everybody can make for itself -------------------------------------------------------------
+
+
+def gradient(seed: int, shard: int, numel: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed * 1000 + shard)
+    # Wide magnitudes, so that another order of additions gives other bits.
+    return torch.randn(numel, generator=generator) * torch.exp(4 * torch.randn(numel, generator=generator))
+
+
+def node_sum(node: Node, leaf: Callable[[int], Tensor]) -> Tensor:
+    """The definition of the sum of a subtree, as plain as can be."""
+    if node.size == 1:
+        return leaf(node.start)
+    left, right = children(node)
+    return node_sum(left, leaf) + node_sum(right, leaf)
+
+
+def sums(node: Node, seed: int, numel: int) -> Tensor:
+    return node_sum(node, lambda shard: gradient(seed, shard, numel))
+
+
+def expected(seed: int, shards: int, numels: tuple[int, ...]) -> list[Tensor]:
+    """What an uninterrupted single process computes."""
+    layout = Layout(numels, **SMALL)
+    return [sums(root(shards), seed, n) / shards for n in layout.buckets]
+
+
+true_checksum = healing._checksum
+
+SMALL = {"bucket_bytes": 4096, "first_bucket_bytes": 512}
+
+
+def digest(tensors: list[Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+# --- commands -------------------------------------------------------------------------------------------------
+
+
+@command
+def form(rank: Rank, quorum: Quorum) -> float:
+    """Begin to form; how long the call took."""
+    began = time.monotonic()
+    rank.communicators.form(quorum)
+    return time.monotonic() - began
+
+
+@command
+def formed(rank: Rank, quorum_id: QuorumId) -> str | None:
+    rank.bell.wait(lambda: quorum_id in rank.formed, lambda: rank.news)
+    return rank.formed[quorum_id]
+
+
+@command
+def drop(rank: Rank, quorum_id: QuorumId) -> float:
+    began = time.monotonic()
+    rank.communicators.drop(quorum_id)
+    return time.monotonic() - began
+
+
+@command
+def forget_news(rank: Rank) -> None:
+    rank.news = False
+
+
+@command
+def join_lives(rank: Rank, count: int = 0) -> list[str]:
+    """Wait until at most ``count`` lives have a thread; the names of those that are left."""
+    while True:
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("planaria-")]
+        if len(threads) <= count:
+            return [thread.name for thread in threads]
+        threads[0].join()  # the oldest
+
+
+@command
+def reset(rank: Rank) -> None:
+    """As good as new, for the next test. Returns once all lives have ended, which they must."""
+    rank.news = False
+    for quorum_id in list(rank.communicators._lives):
+        rank.communicators.drop(quorum_id)
+    assert join_lives(rank) == []
+    rank.exchanges.clear()
+    rank.formed.clear()
+
+
+@command
+def gather(rank: Rank, quorum_id: QuorumId, payload: bytes) -> list[bytes]:
+    return rank.communicator(quorum_id).gather(payload).wait(lambda: rank.news)
+
+
+@command
+def exchange(
+    rank: Rank,
+    quorum_id: QuorumId,
+    numels: tuple[int, ...],
+    nodes: tuple[tuple[Node, ...], ...],
+    shards: int,
+    seed: int,
+    reduction: str = "tree",
+    piece_bytes: int = 256,
+    order: str = "forward",
+    poison: int | None = None,
+    steps: int = 1,
+    withhold: bool = False,
+) -> dict[str, Any]:
+    """Some steps of exchange. ``withhold``: say how far it got through the pipe and submit only half of the buckets."""
+    layout = Layout(numels, **SMALL)
+    communicator = rank.communicator(quorum_id)
+    key = (quorum_id, layout.buckets)
+    own = nodes[communicator.rank]
+    made = rank.exchanges.setdefault(key, TreeExchange(communicator, layout, piece_bytes=piece_bytes, window=3))
+    for step in range(steps):
+        parts = [[sums(node, seed + step, numel) for node in own] for numel in layout.buckets]
+        if poison is not None and own:
+            parts[-1][0][poison] = float("inf")
+        before = digest([part for bucket in parts for part in bucket])
+        made.begin(nodes, shards, shards, reduction, tail_bytes=64)
+        buckets = list(range(len(layout.buckets)))
+        for bucket in buckets if order == "forward" else reversed(buckets):
+            if withhold and bucket >= len(buckets) // 2:
+                rank.bell.wait(lambda: False, lambda: rank.news)
+            made.submit(bucket, parts[bucket])
+        made.submit_tail(b"tail of " + bytes([communicator.rank]) * communicator.rank)
+        try:
+            result = made.finish(lambda: rank.news)
+        finally:
+            after = digest([part for bucket in parts for part in bucket])
+            assert before == after, "the parts were written"
+    return {
+        "digest": digest(result.buckets),
+        "values": [bucket.tolist() for bucket in result.buckets],
+        "tails": result.tails,
+        "finite": result.finite,
+    }
+
+
+def state(seed: int, scale: int = 1) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(1000 * scale, 37, generator=generator),
+        torch.tensor(seed),
+        torch.empty(0, 5),
+        torch.rand(77, generator=generator) > 0.5,
+        torch.randn(333, generator=generator).to(torch.bfloat16),
+        torch.arange(1001 * scale),
+        torch.tensor(3.5, dtype=torch.float64),
+    ]
+
+
+def described(tensors: list[Tensor]) -> bytes:
+    return repr([(str(t.dtype), tuple(t.shape)) for t in tensors]).encode()
+
+
+@command
+def serve_state(
+    rank: Rank,
+    quorum_id: QuorumId,
+    sources: tuple[int, ...],
+    healers: tuple[int, ...],
+    seed: int,
+    scale: int = 1,
+    manifest: bytes | None = None,
+    corrupt: bool = False,
+) -> None:
+    tensors = state(seed, scale)
+    if corrupt:  # stands for a bit that flips on the way: the checksum is that of other bytes
+        healing._checksum = lambda block: xxhash.xxh3_64_intdigest(memoryview(block.numpy())) ^ 1
+    try:
+        _serve(rank, quorum_id, sources, healers, tensors, manifest or described(tensors))
+    finally:
+        healing._checksum = true_checksum
+
+
+def _serve(
+    rank: Rank,
+    quorum_id: QuorumId,
+    sources: tuple[int, ...],
+    healers: tuple[int, ...],
+    tensors: list[Tensor],
+    manifest: bytes,
+) -> None:
+    pending = serve(rank.communicator(quorum_id), tensors, manifest, sources, healers)
+    for tensor in tensors:
+        tensor.zero_()  # only the stripe's copy may be read from here on
+    pending.wait(lambda: rank.news)
+
+
+@command
+def serve_then_gather(
+    rank: Rank, quorum_id: QuorumId, sources: tuple[int, ...], healers: tuple[int, ...], seed: int
+) -> list[bytes]:
+    pending = serve(rank.communicator(quorum_id), state(seed), b"", sources, healers)
+    gathered = rank.communicator(quorum_id).gather(b"").wait(lambda: rank.news)
+    pending.wait(lambda: rank.news)
+    return gathered
+
+
+@command
+def receive_state(rank: Rank, quorum_id: QuorumId, sources: tuple[int, ...], healers: tuple[int, ...]) -> Any:
+    healed = receive(rank.communicator(quorum_id), sources, healers).wait(lambda: rank.news)
+    return healed.manifest, [raw.numpy().tobytes() for raw in healed.tensors]
+
+
+@command
+def receive_and_compare(
+    rank: Rank, quorum_id: QuorumId, sources: tuple[int, ...], healers: tuple[int, ...], seed: int, scale: int
+) -> bool:
+    healed = receive(rank.communicator(quorum_id), sources, healers).wait(lambda: rank.news)
+    return all(
+        torch.equal(raw.view(want.dtype).reshape(want.shape), want)
+        for raw, want in zip(healed.tensors, state(seed, scale), strict=True)
+    )

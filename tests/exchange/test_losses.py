@@ -1,0 +1,214 @@
+"""What happens to communicators when members die, stop, or are no longer wanted: real processes, real signals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from exchange_rank import digest, expected
+
+from planaria.core.messages import QuorumId
+from planaria.core.tree import maximal_nodes
+
+NUMELS = (300, 7, 1, 0, 130, 1, 2000, 33)
+SHARDS = 6
+
+
+def exchange(ranks: list[Any], quorum_id: QuorumId, seed: int = 3, **more: Any) -> None:
+    nodes = tuple(maximal_nodes(range(i, SHARDS, len(ranks)), SHARDS) for i in range(len(ranks)))
+    for rank in ranks:
+        rank.tell("exchange", quorum_id=quorum_id, numels=NUMELS, nodes=nodes, shards=SHARDS, seed=seed, **more)
+
+
+def assert_they_go_on(cluster: Any, ranks: list[Any], seed: int = 3) -> QuorumId:
+    """These ranks form a new quorum and get the right bits for the step."""
+    quorum_id = cluster.form(ranks)
+    exchange(ranks, quorum_id, seed)
+    assert {rank.answer()["digest"] for rank in ranks} == {digest(expected(seed, SHARDS, NUMELS))}
+    return quorum_id
+
+
+@contextmanager
+def stopped(rank: Any) -> Iterator[None]:
+    rank.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        rank.signal(signal.SIGCONT)
+
+
+def begin_without_the_last(ranks: list[Any], quorum_id: QuorumId) -> None:
+    """All are in the middle of an exchange: the last member holds half of its buckets back, so nobody can finish."""
+    nodes = tuple(maximal_nodes(range(i, SHARDS, len(ranks)), SHARDS) for i in range(len(ranks)))
+    for rank in ranks:
+        rank.tell(
+            "exchange",
+            quorum_id=quorum_id,
+            numels=NUMELS,
+            nodes=nodes,
+            shards=SHARDS,
+            seed=3,
+            withhold=rank is ranks[-1],
+        )
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+def test_sigkill_in_mid_exchange(cluster: Any, members: int) -> None:
+    ranks = cluster.take(members)
+    quorum_id = cluster.form(ranks)
+    begin_without_the_last(ranks, quorum_id)
+    ranks[-1].kill()
+    for rank in ranks[:-1]:
+        assert f"with rank {members - 1}, {ranks[-1].member}, failed in quorum {quorum_id}" in rank.failure()
+    cluster.everyone(ranks[:-1], "drop", quorum_id=quorum_id)
+    assert_they_go_on(cluster, ranks[:-1])
+
+
+def test_kill_after_kill(cluster: Any) -> None:
+    for _ in range(3):
+        ranks = cluster.take(3)
+        quorum_id = cluster.form(ranks)
+        begin_without_the_last(ranks, quorum_id)
+        ranks[-1].kill()
+        for rank in ranks[:-1]:
+            rank.failure()
+        cluster.everyone(ranks[:-1], "drop", quorum_id=quorum_id)
+        assert_they_go_on(cluster, ranks[:-1])
+
+
+def test_news_ends_the_wait_for_a_stopped_peer_which_then_wakes_harmlessly(cluster: Any) -> None:
+    ranks = cluster.take(3)
+    others, sleeper = ranks[:2], ranks[2]
+    quorum_id = cluster.form(ranks)
+    begin_without_the_last(ranks, quorum_id)
+    with stopped(sleeper):
+        for rank in others:
+            rank.news()
+        for rank in others:
+            assert "Interrupted: exchanging gradients" in rank.failure()
+        cluster.everyone(others, "forget_news")
+        # The operations with the stopped peer are pending and have no time limit: were drop or the end of the life's
+        # thread to wait for them, these two would not return.
+        cluster.everyone(others, "drop", quorum_id=quorum_id)
+        assert cluster.everyone(others, "join_lives") == [[], []]
+        newer = assert_they_go_on(cluster, others)
+    # Awake again it waits for news, as it did before; its old life has ended, and nobody minds.
+    sleeper.news()
+    assert "Interrupted" in sleeper.failure()
+    sleeper.do("forget_news")
+    cluster.everyone(ranks, "drop", quorum_id=quorum_id)
+    cluster.everyone(others, "gather", quorum_id=newer, payload=b"still there")
+    assert_they_go_on(cluster, ranks, seed=4)
+
+
+def test_a_dropped_life_ends_those_of_the_peers(cluster: Any) -> None:
+    ranks = cluster.take(3)
+    quorum_id = cluster.form(ranks)
+    begin_without_the_last(ranks, quorum_id)
+    ranks[2].news()
+    assert "Interrupted" in ranks[2].failure()
+    ranks[2].do("forget_news")
+    ranks[2].do("drop", quorum_id=quorum_id)
+    for rank in ranks[:2]:
+        assert "failed in quorum" in rank.failure()
+    cluster.everyone(ranks[:2], "drop", quorum_id=quorum_id)
+    assert_they_go_on(cluster, ranks)
+
+
+def test_a_failure_of_a_life_is_told_by_every_later_call(cluster: Any) -> None:
+    ranks = cluster.take(2)
+    quorum_id = cluster.form(ranks)
+    ranks[1].kill()
+    for _ in range(2):
+        ranks[0].tell("gather", quorum_id=quorum_id, payload=b"")
+        assert f"gathering with rank 1, {ranks[1].member}, failed" in ranks[0].failure()
+    ranks[0].do("drop", quorum_id=quorum_id)
+    ranks[0].tell("gather", quorum_id=quorum_id, payload=b"")
+    assert "is not formed" in ranks[0].failure()
+
+
+# --- formation ------------------------------------------------------------------------------------------------
+
+
+def test_a_member_dies_during_formation(cluster: Any) -> None:
+    ranks = cluster.take(3)
+    quorum = cluster.quorum(ranks)
+    cluster.everyone(ranks[:2], "form", quorum=quorum)
+    ranks[2].kill()  # it never came, and nothing but news can tell
+    newer = cluster.quorum(ranks[:2])
+    cluster.everyone(ranks[:2], "form", quorum=newer)
+    assert cluster.everyone(ranks[:2], "formed", quorum_id=newer.id) == [None, None]
+    # The older formation is still waiting. Abandoning it ends its thread at once, not at its timeout.
+    cluster.everyone(ranks[:2], "drop", quorum_id=quorum.id)
+    for error in cluster.everyone(ranks[:2], "formed", quorum_id=quorum.id):
+        assert f"the communicator of quorum {quorum.id} has ended" in error
+    assert cluster.everyone(ranks[:2], "join_lives", count=1) == [[f"planaria-exchange-{newer.id}"]] * 2
+    assert cluster.everyone(ranks[:2], "gather", quorum_id=newer.id, payload=b"x") == [[b"x", b"x"]] * 2
+
+
+def test_the_host_of_the_store_dies_during_formation(cluster: Any) -> None:
+    ranks = cluster.take(3)
+    quorum = cluster.quorum(ranks)
+    cluster.everyone(ranks[1:], "form", quorum=quorum)
+    ranks[0].kill()
+    for error in cluster.everyone(ranks[1:], "formed", quorum_id=quorum.id):
+        assert f"quorum {quorum.id} was not formed" in error
+    cluster.everyone(ranks[1:], "drop", quorum_id=quorum.id)
+    assert_they_go_on(cluster, ranks[1:])
+
+
+def test_the_host_of_the_store_is_dead_before_formation(cluster: Any) -> None:
+    ranks = cluster.take(2)
+    ranks[0].kill()
+    quorum = cluster.quorum(ranks)
+    ranks[1].do("form", quorum=quorum)
+    error = ranks[1].do("formed", quorum_id=quorum.id)
+    assert f"cannot reach the rendezvous store at {ranks[0].address}: Connection refused" in error
+
+
+def test_the_host_of_the_store_is_stopped_before_formation(cluster: Any) -> None:
+    ranks = cluster.take(3)
+    quorum = cluster.quorum(ranks)
+    with stopped(ranks[0]):
+        cluster.everyone(ranks[1:], "form", quorum=quorum)
+        cluster.everyone(ranks[1:], "drop", quorum_id=quorum.id)
+        assert_they_go_on(cluster, ranks[1:])
+    # The connections that nobody wants any more are accepted now, and closed.
+    cluster.everyone(ranks[1:], "formed", quorum_id=quorum.id)
+    assert_they_go_on(cluster, ranks)
+
+
+def test_forming_again_and_again_leaves_nothing_behind(cluster: Any) -> None:
+    ranks = cluster.take(3)
+    quorums = [cluster.quorum(ranks) for _ in range(20)]
+    for quorum in quorums:  # each takes the place of the last before that is formed
+        cluster.everyone(ranks, "form", quorum=quorum)
+        if quorum is not quorums[-1]:
+            cluster.everyone(ranks, "drop", quorum_id=quorum.id)
+    assert cluster.everyone(ranks, "formed", quorum_id=quorums[-1].id) == [None] * 3
+    last = f"planaria-exchange-{quorums[-1].id}"
+    assert all(set(left) <= {last} for left in cluster.everyone(ranks, "join_lives", count=1))
+
+
+def test_a_quorum_is_formed_once_and_only_by_its_members(cluster: Any) -> None:
+    ranks = cluster.take(3)
+    quorum = cluster.quorum(ranks[:2])
+    ranks[2].tell("form", quorum=quorum)
+    assert f"{ranks[2].member} is not a member of quorum {quorum.id}" in ranks[2].failure()
+    for _ in range(2):
+        cluster.everyone(ranks[:2], "form", quorum=quorum)
+    assert cluster.everyone(ranks[:2], "formed", quorum_id=quorum.id) == [None, None]
+    assert cluster.everyone(ranks[:2], "join_lives", count=1) == [[f"planaria-exchange-{quorum.id}"]] * 2
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_gather_takes_payloads_of_any_length(cluster: Any, members: int) -> None:
+    ranks = cluster.take(members)
+    quorum_id = cluster.form(ranks)
+    payloads = [bytes([i]) * (i * 1000) for i in range(members)]
+    for rank, payload in zip(ranks, payloads, strict=True):
+        rank.tell("gather", quorum_id=quorum_id, payload=payload)
+    assert [rank.answer() for rank in ranks] == [payloads] * members
