@@ -55,14 +55,6 @@ class Told:
                 self._records[report.member] = _Record(finished=record.finished, died=report)
                 self._forget_before(report.member)
 
-    def finished(self, member: Member) -> Finished | None:
-        record = self._records.get(member)
-        return record.finished if record is not None else None
-
-    def ready(self, member: Member) -> bool:
-        record = self._records.get(member)
-        return record is not None and record.ready is not None
-
     def again(self) -> list[Report]:
         """All that still counts, in an order in which it could have happened."""
         return [

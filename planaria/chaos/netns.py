@@ -118,9 +118,10 @@ class NamespacedRun:
     """One ``planaria run`` per group, each in its namespace, and a lighthouse in the hub that is started
     again whenever it dies. Implements ``planaria.chaos.session.Deployment``."""
 
-    def __init__(self, script: Script, directory: Path) -> None:
+    def __init__(self, script: Script, directory: Path, options: Sequence[str] = ()) -> None:
         self._script = script
         self._directory = directory
+        self._options = options
         self.network: Networks | None = Networks(script.groups)
         self._agents: list[subprocess.Popen[bytes]] = []
         self._lighthouse: subprocess.Popen[bytes] | None = None
@@ -140,7 +141,7 @@ class NamespacedRun:
         self._start_lighthouse()
         for group, directory in enumerate(self.directories):
             directory.mkdir()
-            options = ["--lighthouse", LIGHTHOUSE, "--host", self.network.address(group)]
+            options = [*self._options, "--lighthouse", LIGHTHOUSE, "--host", self.network.address(group)]
             options += ["--first-group", str(group), "--local-groups", "1", "--job", self._directory.name]
             self._spawn(self.network.of(group), run_command(self._script, directory, options), self.log)
 

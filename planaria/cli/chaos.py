@@ -139,11 +139,14 @@ def _quiet(console: Console, script: session.Script, troubled: session.Troubled,
 
 def deployment(script: session.Script, directory: Path, faults: tuple[schedule.Fault, ...]) -> session.Deployment:
     """One agent with all groups; with partitions, a network namespace and an agent for each group."""
+    # Every kill costs a replacement, and so does a stop that lasts; the default budget is for machines that
+    # fail less often. What ranks print is in their own logs.
+    options = ["--quiet", "--max-replacements", str(100 + 2 * len(faults))]
     if any(fault.kind is Kind.PARTITION for fault in faults):
         from planaria.chaos.netns import NamespacedRun
 
-        return NamespacedRun(script, directory)
-    return session.LocalRun(script, directory)
+        return NamespacedRun(script, directory, options)
+    return session.LocalRun(script, directory, options)
 
 
 def _check(script: Path, groups: int, kills: int, partitions: bool) -> None:

@@ -222,8 +222,10 @@ def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
 
 def _bad_input(seen: Observed) -> Finish | None:
     refused = seen.having(GroupState.REFUSED)
-    if seen.committed or not refused:
+    if not refused:
         return None
+    if seen.committed and seen.having(GroupState.RUNNING, GroupState.DEAD, GroupState.DRAINING):
+        return None  # the others can do with what this one refuses
     return Finish(
         EXIT_BAD_INPUT, refused[0].message or f"{refused[0]} says that its input is bad; see its log"
     )

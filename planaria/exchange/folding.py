@@ -2,52 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-# Elements that are folded at a time: their operands and the result (1 MB each) stay in the cache from one
-# pass to the next, and the cost of calling torch is still small beside that of the arithmetic.
-BLOCK = 1 << 18
+# Elements that are folded at a time: two operands of this size stay in a core's cache from one pass to the next,
+# and the cost of calling torch is still small beside that of the arithmetic (measured; half and twice are slower).
+BLOCK = 1 << 17
 
 Pairs = Sequence[tuple[int, int]]
 
 
-def fold(operands: Sequence[Tensor], pairs: Pairs, divisor: int, out: Tensor) -> bool:
+def landing(pairs: Pairs) -> tuple[int, ...]:
+    """The positions whose operand may be ``out`` itself in :func:`fold`: the two of the addition that ends there first.
+
+    Receiving one of them straight into ``out`` saves a buffer and a pass over memory.
+    """
+    for into, add in pairs:
+        if into == 0:
+            return 0, add
+    return (0,)
+
+
+def fold(operands: Sequence[Tensor], pairs: Pairs, divisor: int, out: Tensor, own: Collection[int] = ()) -> bool:
     """``out`` = (the total of ``operands``) / ``divisor``; returns whether all of it is finite.
 
-    ``pairs`` are (into, add) positions as of ``core.tree.fold_plan``: the total ends in position 0. All
-    tensors are flat, contiguous, of one type and size. The operands are only read. Blocks do not change the
-    bits: every element is added up for itself.
+    ``pairs`` are (into, add) positions as of ``core.tree.fold_plan``: the total ends in position 0. All tensors are
+    flat, contiguous, of one type and size. Operands at the positions ``own`` may be overwritten, the others are only
+    read. One operand may be ``out`` itself: see :func:`landing`. Blocks do not change the bits: every element is
+    added up for itself.
     """
-    finite = True
-    for start in range(0, out.numel(), BLOCK):
-        block = out[start : start + BLOCK]
-        _fold_block([each[start : start + BLOCK] for each in operands], pairs, block)
-        if divisor != 1:
-            block.div_(divisor)
-        finite = finite and _is_finite(block)
-    return finite
+    total = 0.0
+    columns = [operand.split(BLOCK) for operand in operands]
+    for number, block in enumerate(out.split(BLOCK)):
+        _fold_block([column[number] for column in columns], pairs, block, own)
+        _divide(block, divisor)
+        total += float(block.sum())
+    # A finite sum proves that every term is finite, in one pass over what is in the cache anyway. The converse fails
+    # only where the sum overflows, so then each element is asked.
+    return math.isfinite(total) or bool(out.isfinite().all())
 
 
-def _fold_block(sums: list[Tensor], pairs: Pairs, out: Tensor) -> None:
-    if not pairs:
+def _divide(block: Tensor, divisor: int) -> None:
+    if divisor & (divisor - 1):
+        block.div_(divisor)
+    elif divisor > 1:
+        block.mul_(1 / divisor)  # a power of two: the same bits, and several times faster
+
+
+def _fold_block(sums: list[Tensor], pairs: Pairs, out: Tensor, own: Collection[int]) -> None:
+    if not pairs and sums[0] is not out:
         out.copy_(sums[0])
-    own = [False] * len(sums)  # whether sums[i] may be overwritten
+    writable = set(own)
     for into, add in pairs:
-        if own[into]:
-            sums[into].add_(sums[add])
-        elif into == 0:
+        if into == 0:
             sums[0] = torch.add(sums[0], sums[add], out=out)
+        elif into in writable:
+            sums[into].add_(sums[add])
         else:
             sums[into] = sums[into] + sums[add]
-        own[into] = True
-
-
-def _is_finite(block: Tensor) -> bool:
-    # A finite sum proves that every term is finite, at the price of one pass. The converse fails only where
-    # the sum overflows, so then each element is asked.
-    if bool(block.sum().isfinite()):
-        return True
-    return bool(block.isfinite().all())
+            writable.add(into)

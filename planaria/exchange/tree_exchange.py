@@ -30,7 +30,7 @@ from torch import Tensor
 from planaria.core.tree import Node, fold_plan
 from planaria.errors import ProtocolError
 from planaria.exchange.communicator import Communicator, Transfer, as_bytes, as_tensor
-from planaria.exchange.folding import fold
+from planaria.exchange.folding import fold, landing
 from planaria.exchange.layout import ITEM_BYTES, Layout
 from planaria.exchange.waiting import Pending
 
@@ -60,6 +60,8 @@ class _Plan:
     counts: tuple[int, ...]  # sums that each rank sends
     positions: tuple[tuple[int, int], ...]  # (rank, its how-manieth sum) in the order of the fold
     pairs: tuple[tuple[int, int], ...]
+    received: tuple[int, ...]  # positions whose sums come from peers
+    landing: int | None  # the one of them that is received straight into the result
     own_nodes: int  # parts to be submitted by this rank
     own_pairs: tuple[tuple[int, int], ...]  # "fast": how they become one sum
     divisor: int
@@ -219,24 +221,26 @@ class TreeExchange:
             raise ValueError(f"cannot exchange with {reduction=}, {divisor=}, {tail_bytes=}")
         flat = [(node, rank, i) for rank, nodes in enumerate(nodes_by_rank) for i, node in enumerate(nodes)]
         pairs = fold_plan([node for node, _, _ in flat], shards)
-        own = nodes_by_rank[self._communicator.rank]
         said = repr((self._layout.buckets, len(self._pieces), flat, shards, divisor, reduction, tail_bytes))
-        digest = xxhash.xxh3_128_digest(said.encode())
-        if reduction == "tree":
-            counts = tuple(len(nodes) for nodes in nodes_by_rank)
-            positions = tuple((rank, i) for _, rank, i in flat)
-            return _Plan(counts, positions, pairs, len(own), (), divisor, tail_bytes, digest)
-        counts = tuple(min(1, len(nodes)) for nodes in nodes_by_rank)
-        positions = tuple((rank, 0) for rank, count in enumerate(counts) if count)
+        own, own_pairs = len(nodes_by_rank[self._communicator.rank]), ()
+        positions = tuple((rank, i) for _, rank, i in flat)
+        if reduction == "fast":
+            own_pairs = _in_a_row(own)
+            positions = tuple((rank, 0) for rank, nodes in enumerate(nodes_by_rank) if nodes)
+            pairs = _in_a_row(len(positions))
+        senders = [rank for rank, _ in positions]
+        received = tuple(p for p, sender in enumerate(senders) if sender != self._communicator.rank)
         return _Plan(
-            counts,
-            positions,
-            _in_a_row(len(positions)),
-            len(own),
-            _in_a_row(len(own)),
-            divisor,
-            tail_bytes,
-            digest,
+            counts=tuple(senders.count(rank) for rank in range(self._communicator.size)),
+            positions=positions,
+            pairs=pairs,
+            received=received,
+            landing=next((p for p in landing(pairs) if p in received), None),
+            own_nodes=own,
+            own_pairs=own_pairs,
+            divisor=divisor,
+            tail_bytes=tail_bytes,
+            digest=xxhash.xxh3_128_digest(said.encode()),
         )
 
     # --- the life's thread ----------------------------------------------------------------------------------
@@ -306,16 +310,19 @@ class TreeExchange:
             here = slice(piece.start, piece.stop)
             fold([part[here] for part in step.submitted[piece.bucket]], plan.own_pairs, 1, sums[0][here])
         share = piece.share(mine, size)
+        result = self._results[piece.bucket]
         arrivals, operands = [], []
         for position, (rank, i) in enumerate(plan.positions):
             if rank == mine:
                 operands.append(sums[i][share])
                 continue
-            operand = self._scratch_for(index % self._window, position)[: share.stop - share.start]
+            if position == plan.landing:
+                operand = result[share]
+            else:
+                operand = self._scratch_for(index % self._window, position)[: share.stop - share.start]
             operands.append(operand)
             if operand.numel():
                 arrivals.append(self._communicator.receive(operand, rank, tag + i, what))
-        result = self._results[piece.bucket]
         for peer in self._peers:
             theirs = piece.share(peer, size)
             if theirs.stop > theirs.start:
@@ -343,7 +350,7 @@ class TreeExchange:
         share = self._results[piece.bucket][piece.share(self._communicator.rank, self._communicator.size)]
         if not share.numel():
             return
-        step.finite &= fold(flight.operands, step.plan.pairs, step.plan.divisor, share)
+        step.finite &= fold(flight.operands, step.plan.pairs, step.plan.divisor, share, step.plan.received)
         for peer in self._peers:
             what = f"exchanging bucket {piece.bucket}"
             step.transfers.append(self._communicator.send(share, peer, flight.tag, what))

@@ -46,6 +46,7 @@ class Checker:
         self.exchanged = 0  # steps of which an exchange was complete at somebody
         self.commits = 0
         self.finishers: dict[Member, int | None] = {}
+        self.quorums: list[Quorum] = []  # all that were published
         self._quorums: dict[QuorumId, tuple[Member, ...]] = {}
         self._lineages: dict[QuorumId, str] = {}
         self._urgent: dict[QuorumId, tuple[Member, ...]] = {}
@@ -65,6 +66,8 @@ class Checker:
 
     def published(self, quorum: Quorum, stored: set[QuorumId]) -> None:
         self.membership(quorum)
+        if quorum not in self.quorums[-9:]:
+            self.quorums.append(quorum)
         if quorum.id not in stored:
             self.fail(f"quorum {quorum.id} was published and is not in the store")
         if quorum.urgent:

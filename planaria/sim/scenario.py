@@ -86,6 +86,7 @@ CONTROL_FAULTS = (
     "snap agent",
     "snap agent",
     "echo",
+    "echo",
     "pause agent",
 )
 NODE_FAULTS = ("kill agent",)

@@ -76,7 +76,6 @@ class Supervisor:
         self._stream: tuple[Stream, End] | None = None
         self._server: Process | None = None  # the other end of the stream
         self._heard_at = 0.0
-        self._passed: list[Publish] = []  # for the fault "echo"
         for group in groups:
             self._start(group)
         self._connect()
@@ -116,10 +115,11 @@ class Supervisor:
 
     def echo(self) -> None:
         """Something old comes late, as from a lighthouse that was deposed and does not know it: to all groups here."""
-        if self._passed:
-            order = self.kernel.random.choice(self._passed)
+        known = self.world.checker.quorums
+        if known:
+            quorum = self.kernel.random.choice(known[:-1] or known)
             for ward in self.wards.values():
-                self._order(Publish(ward.member, order.quorum))
+                self._order(Publish(ward.member, quorum))
 
     def snap(self) -> None:
         """The connection breaks."""
@@ -151,7 +151,6 @@ class Supervisor:
         order: Order = message  # type: ignore[assignment]
         match order:
             case Publish(member, quorum):
-                self._passed.append(order)
                 ward = self._ward(member)
                 if ward is not None and ward.trainer is not None:
                     trainer = ward.trainer

@@ -22,6 +22,7 @@ from planaria.sim.trainer import Trainer
 # Virtual seconds that a job may take to go on and finish once nothing goes wrong any more: the sum of the longest
 # waits of the protocol (founding 10, a silent agent 12, a stall 4, replanning 8), once more for safety.
 PATIENCE = 70.0
+LONGEST = 600.0  # for runs in which the trouble does not end by itself
 RESTART_TIME = 0.3  # of a lighthouse that was killed and is not held down by the fault
 
 
@@ -194,7 +195,7 @@ class World:
     def _run(self) -> str:
         limit = PATIENCE
         while not self.kernel.run(limit, lambda: self._over):
-            if self.last_fault_at + PATIENCE <= limit:
+            if self.last_fault_at + PATIENCE <= limit or limit > LONGEST:
                 raise Violation(f"no end {PATIENCE:.0f} s after the last fault: {self._states()}")
             limit = self.last_fault_at + PATIENCE
         return "finished" if self.checker.finishers else "stopped"

@@ -5,6 +5,7 @@ It never runs user code and never waits for the training thread, so news arrives
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -35,7 +36,9 @@ class Control:
         try:
             self._socket.connect(str(path))
         except OSError as error:
-            raise UsageError(f"{where}: no agent listens at {path} ({error.strerror}); start with `planaria run`") from None
+            raise UsageError(
+                f"{where}: no agent listens at {path} ({error.strerror}); start the script with `planaria run`"
+            ) from None
         self._page = page
         self._on_order = on_order
         self._where = where
@@ -53,17 +56,15 @@ class Control:
 
     def close(self) -> None:
         self._closing = True
-        try:
+        with contextlib.suppress(OSError):  # the agent closed first
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the agent closed first
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._socket.close()
 
     def _run(self) -> None:
         try:
-            for order in FrameReader(_Beating(self._socket, self._page)):  # type: ignore[arg-type]
+            for order in FrameReader(_Beating(self._socket, self._page)):
                 self._on_order(order)
         except PlanariaError as error:
             self._die(f"{self._where}: {error}")

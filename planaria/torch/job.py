@@ -122,7 +122,9 @@ class Job:
             for name, buffer in module.named_buffers():
                 buffers.setdefault(id(buffer), (f"{key}.{name}", buffer))
         if not named:
-            raise UsageError(f"the protected {', '.join(modules)} has no parameters that need gradients: nothing to train")
+            raise UsageError(
+                f"the protected {', '.join(modules)} has no parameters that need gradients: nothing to train"
+            )
         return list(named.values()), list(buffers.values())
 
 

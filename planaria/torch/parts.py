@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -281,41 +279,6 @@ class StatefulPart(Part):
 
     def put_back(self) -> None:
         self._value.load_state_dict(plain.unpack(*self._before))
-
-
-class RandomPart(Part):
-    """The global generators. Every shard is seeded anew, so no bit of the training needs them; what the user's code
-    draws between two steps may."""
-
-    def __init__(self) -> None:
-        super().__init__("random numbers", "random")
-
-    def pack(self, tensors: list[Tensor]) -> Any:
-        state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-        if cuda_in_use():
-            state["cuda"] = torch.cuda.get_rng_state_all()
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            kind, words, *rest = numpy.random.get_state()
-            state["numpy"] = (kind, words.tolist(), *rest)
-        return plain.pack(state, tensors, self.name)
-
-    def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
-        state = plain.unpack(body, sources)
-        if not isinstance(state, dict) or not isinstance(state.get("torch"), Tensor) or "python" not in state:
-            raise ProtocolError("a peer's state of the random generators is malformed")
-        return differs("the state of torch's generator", torch.get_rng_state(), state["torch"])
-
-    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        state = plain.unpack(body, sources)
-        # A copy: torch reads the whole storage of what it is given, and a view of a larger one ends the process.
-        torch.set_rng_state(state["torch"].cpu().clone())
-        random.setstate(state["python"])
-        if cuda_in_use() and len(state.get("cuda", ())) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all([item.cpu().clone() for item in state["cuda"]])
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and "numpy" in state:
-            numpy.random.set_state(state["numpy"])
 
 
 class Copies(Sequence[Tensor]):

@@ -1,15 +1,16 @@
 """Random numbers that depend on what is computed, not on who computes it.
 
-Before every shard, and before the user's code that applies a step, all global generators are seeded from the job's
-seed and the place in the run. So dropout masks and augmentations of a shard are the same on every group, in every
-life of it, and nothing about generators has to travel for the bits to be right.
+Before every step, before each of its shards, and before the user's code that applies it, all global generators are
+seeded from the job's seed and the place in the run. So dropout masks and augmentations of a shard are the same on
+every group, in every life of it, and nothing about generators has to travel for the bits to be right.
 
 Derivation, fixed for good (changing it changes every run)::
 
     seed = xxh3_64(little-endian (u64 job seed, i64 step, i64 shard, u64 purpose), seed=0)
 
 ``shard`` is -1 and ``purpose`` is 1 for the code between the exchange and the next step ("apply"); ``purpose`` is 0
-for a shard and 2 for an epoch's permutation (:mod:`planaria.torch.data`, ``step`` being the epoch). torch and CUDA
+for a shard, 3 (shard -1) for the code before a step's first shard, and 2 for an epoch's permutation
+(:mod:`planaria.torch.data`, ``step`` being the epoch). torch and CUDA
 take the 64 bits, numpy the low 32 (it takes no more), Python's ``random`` all 64.
 """
 
@@ -24,7 +25,7 @@ import xxhash
 
 _PLACE = struct.Struct("<QqqQ")
 _U64 = (1 << 64) - 1
-_SHARD, _APPLY, _EPOCH = 0, 1, 2
+_SHARD, _APPLY, _EPOCH, _BEGIN = 0, 1, 2, 3
 
 
 def shard_seed(seed: int, step: int, shard: int) -> int:
@@ -67,6 +68,12 @@ def seed_shard(seed: int, step: int, shard: int) -> None:
 def seed_apply(seed: int, step: int) -> None:
     """Seed everything for the user's code that applies ``step``."""
     seed_all(apply_seed(seed, step))
+
+
+def seed_begin(seed: int, step: int) -> None:
+    """Seed everything for the user's code before the step's first shard: a group that has just healed draws what the
+    others draw."""
+    seed_all(_derive(seed, step, -1, _BEGIN))
 
 
 def _derive(seed: int, step: int, shard: int, purpose: int) -> int:

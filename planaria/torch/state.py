@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from planaria.errors import ProtocolError, UsageError
 from planaria.torch import plain
-from planaria.torch.parts import Part, RandomPart, TensorSpec, make_part, spec_of, wire_form
+from planaria.torch.parts import Part, TensorSpec, make_part, spec_of, wire_form
 
 VERSION = 1
 MAX_PROBLEMS = 5  # that a message lists: the first ones tell which line of the script differs
@@ -34,20 +34,22 @@ class ProtectedState:
     def __init__(self, **objects: Any) -> None:
         flat = _flattened(objects)
         names = _parameter_names(flat)
+        self._objects = list(flat.values())
         self._parts: dict[str, Part] = {name: make_part(name, value, names) for name, value in flat.items()}
-        self._random = RandomPart()
+
+    def protects(self, value: object) -> bool:
+        """Whether this very object is part of the state."""
+        return any(each is value for each in self._objects)
 
     def capture(self) -> tuple[bytes, list[Tensor]]:
         """(manifest, tensors). Deterministic in order; the tensors are contiguous and share memory with the living
         ones wherever those are dense. Raises UsageError if something in a state is no plain data."""
         tensors: list[Tensor] = []
         bodies = {name: part.pack(tensors) for name, part in self._parts.items()}
-        random = self._random.pack(tensors)
         specs = [spec_of(tensor) for tensor in tensors]
         manifest = {
             "version": VERSION,
             "objects": [[name, self._parts[name].kind, body] for name, body in bodies.items()],
-            "random": random,
             "tensors": [spec.to_list() for spec in specs],
         }
         return plain.dump(manifest), [wire_form(tensor) for tensor in tensors]
@@ -72,7 +74,6 @@ class ProtectedState:
                     problems.append(f"{name} is a {part.kind} here but a {kind} there")
                 else:
                     problems += part.check(body, sources)
-        problems += self._random.check(parsed["random"], sources)
         if problems:
             more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
             raise UsageError(
@@ -81,9 +82,9 @@ class ProtectedState:
                 + more
                 + ". All groups must run the same script with the same arguments"
             )
-        self._apply(theirs, parsed["random"], sources, specs)
+        self._apply(theirs, sources, specs)
 
-    def _apply(self, theirs: dict[str, Any], random: Any, sources: list[Tensor], specs: list[TensorSpec]) -> None:
+    def _apply(self, theirs: dict[str, Any], sources: list[Tensor], specs: list[TensorSpec]) -> None:
         # Foreign objects first: their load_state_dict is the only thing that can still fail, and is undone then.
         undo: list[Part] = []
         try:
@@ -102,10 +103,9 @@ class ProtectedState:
         for name, part in self._parts.items():
             if not part.can_fail:
                 part.apply(theirs[name][1], sources, specs)
-        self._random.apply(random, sources, specs)
 
     def digest(self) -> str:
-        """xxh3_128 in hexadecimal over everything but the generators, whose state follows from the step.
+        """xxh3_128 in hexadecimal over everything.
 
         Equal for equal states whatever device they are on. CUDA tensors are copied to the host, one at a time.
         """
@@ -162,7 +162,7 @@ def _parse(manifest: bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict) or parsed.get("version") != VERSION:
         raise ProtocolError(f"a peer's state is not of version {VERSION}")
     objects, tensors = parsed.get("objects"), parsed.get("tensors")
-    if not isinstance(objects, list) or not isinstance(tensors, list) or "random" not in parsed:
+    if not isinstance(objects, list) or not isinstance(tensors, list):
         raise ProtocolError("a peer's state lacks parts")
     for item in objects:
         if not (isinstance(item, list) and len(item) == 3 and all(isinstance(text, str) for text in item[:2])):

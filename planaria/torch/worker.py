@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planaria.core import stepper as core
-from planaria.core.messages import ControlWord, Phase, QuorumId
+from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
@@ -23,6 +23,7 @@ from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import ExchangeResult, TreeExchange
 from planaria.exchange.waiting import Interrupted
 from planaria.torch import random as seeding
+from planaria.torch.buckets import local_numel
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
@@ -70,7 +71,7 @@ class Worker:
         self.seconds_per_shard = 0.0
         self.shards_computed = 0
         self.journal = Journal(session.settings.directory)
-        self._layout = Layout([p.numel() for _, p in named])
+        self._layout = Layout([local_numel(p) for _, p in named])
         self._store = GradientStore(named, self.settings.shards, self._layout, overlap=overlap)
         self._overlap = overlap
         self._allow_unused = allow_unused
@@ -102,6 +103,7 @@ class Worker:
         """Wait until there is work on a step. False: all steps are committed."""
         action = self.session.advance(self._transfer)
         self._healed = None
+        seeding.seed_begin(self.settings.seed, self.step)
         return self._goes_on(action)
 
     def _goes_on(self, action: core.Action) -> bool:
@@ -130,7 +132,7 @@ class Worker:
             self.state.restore(*self._healed)
             return
         stepper = self.session.stepper
-        step, quorum = stepper.step, stepper.target.id if stepper.target else core.NO_QUORUM
+        step, quorum = stepper.step, stepper.target.id if stepper.target else NO_QUORUM
         self.session.change(lambda s: s.applied())
         self._records.clear()
         if self.session.page is not None:
@@ -169,10 +171,17 @@ class Worker:
 
     def _bind(self, data: ShardedSource) -> None:
         if self._data is None:
+            if hasattr(data, "state_dict") and not self.state.protects(data):
+                raise UsageError(
+                    f"{self.settings.where}: the position of this {type(data).__name__} is part of the job's state; "
+                    "add it to what is protected: job.protect(..., data=data)"
+                )
             data.bind(self.settings.shards, self.settings.seed)
             self._data = data
         elif self._data is not data:
-            raise UsageError(f"{self.settings.where}, step {self.step}: one job reads one dataset; combine them into one")
+            raise UsageError(
+                f"{self.settings.where}, step {self.step}: one job reads one dataset; combine them into one"
+            )
 
     def _nothing_left(self) -> None:
         """Healed past the last step while inside a step: the user's code gets no gradients to apply."""
@@ -228,7 +237,8 @@ class Worker:
                 f"{list(self.metric_names)} before; record the same names for every batch"
             )
         if len(self.metric_names) > METRICS:
-            raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {len(self.metric_names)}")
+            names = len(self.metric_names)
+            raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {names}")
         return tuple(math.fsum(v) / len(v) for v in (self._recorded[n] for n in self.metric_names))
 
     def _check_buffers(self, before: list[int], action: core.Compute) -> None:
@@ -331,8 +341,8 @@ class Worker:
             without = [shard for shard, present in flags.items() if not present[index]]
             if without and len(without) < len(flags):
                 raise UsageError(
-                    f"job {self.settings.job}, step {self.step}: the parameter {name} got a gradient in some shards but "
-                    f"none in shards {without}. If that is meant (conditional layers), say "
+                    f"job {self.settings.job}, step {self.step}: the parameter {name} got a gradient in some shards "
+                    f"but none in shards {without}. If that is meant (conditional layers), say "
                     "job.protect(..., allow_unused=True): a missing gradient then counts as zero"
                 )
 
@@ -354,8 +364,8 @@ class Worker:
                 suspects = {s for s, bad in enumerate(mine) if bad}
         names = ", ".join(map(str, sorted(suspects))) or "unknown"
         raise NonFiniteError(
-            f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard {names}. "
-            "The weights were not touched; lower the learning rate, clip gradients, or look at that shard's samples"
+            f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
+            f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at the shard's samples"
         )
 
     # --- healing ---------------------------------------------------------------------------------------------

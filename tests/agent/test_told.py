@@ -84,11 +84,3 @@ def test_only_the_newest_death_of_a_group_matters() -> None:
 def test_a_finish_of_an_earlier_life_is_kept() -> None:
     later = Member(0, 1)
     assert Finished(A, 9, "d") in after(Finished(A, 9, "d"), Died(A, "exit"), Died(later, "exit"))
-
-
-def test_questions() -> None:
-    told = Told()
-    assert told.finished(A) is None and not told.ready(A)
-    told.record(ready(A))
-    told.record(Finished(A, 9, "d"))
-    assert told.ready(A) and told.finished(A) == Finished(A, 9, "d")

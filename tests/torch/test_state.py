@@ -274,13 +274,13 @@ def test_lists_of_objects() -> None:
     assert torch.equal(others[1][0].weight, models[1][0].weight)
 
 
-def test_random_generators_travel_but_are_not_in_the_digest() -> None:
-    state = ProtectedState(user={})
-    digest, captured = state.digest(), staged(state.capture())
-    drawn = [torch.rand(1).item(), numpy.random.rand(), random.random(), random.gauss(0, 1)]
-    assert state.digest() == digest
-    state.restore(*captured)
-    assert [torch.rand(1).item(), numpy.random.rand(), random.random(), random.gauss(0, 1)] == drawn
+def test_random_generators_are_no_part_of_the_state() -> None:
+    # They are seeded anew before every piece of user code. In the middle of a step they stand elsewhere on every
+    # group, and groups that serve a state together must serve the same.
+    state = ProtectedState(model=nn.Linear(2, 2))
+    before = state.capture()[0], state.digest()
+    torch.rand(3), numpy.random.rand(), random.random()
+    assert (state.capture()[0], state.digest()) == before
 
 
 # --- what does not fit ----------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ def replaced(value: Any, path: tuple[int, ...], by: Any) -> Any:
 
 
 @pytest.mark.parametrize("by", [None, -1, 10**9, "x", [], {}, {"tensor": 99}, {"dict": []}, [["m", 5]]])
-@pytest.mark.parametrize("path", [(0,), (1,), (1, 0), (1, 0, 2), (1, 1, 2), (1, 1, 2, 0), (1, 2, 2), (2,), (3, 0, 1)])
+@pytest.mark.parametrize("path", [(0,), (1,), (1, 0), (1, 0, 2), (1, 1, 2), (1, 1, 2, 0), (1, 2, 2), (2,), (2, 0, 1)])
 def test_malformed_manifests_never_do_more_than_raise(path: tuple[int, ...], by: Any) -> None:
     state = ProtectedState(m=nn.Linear(1, 1), o=torch.optim.SGD([torch.ones(1)]), user={})
     broken = plain.dump(replaced(plain.load(MANIFEST), path, by))

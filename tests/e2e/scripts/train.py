@@ -50,7 +50,7 @@ job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(args.steps):
     for x, y in step.batches(data):
         loss = nn.functional.cross_entropy(model(x), y)
-        if args.odd == "nan" and step.index == 5:
+        if odd == "nan" and step.index == 5:
             loss = loss * float("nan")
         loss.backward()
         step.record(loss=loss)
