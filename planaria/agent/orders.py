@@ -20,7 +20,7 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.plan import GroupState
-from planaria.errors import EXIT_FAILED
+from planaria.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
@@ -116,4 +116,10 @@ class Orders:
             return  # of course every group is lost when all were told to end
         for member in self._agent.hub.connected():
             self._agent.hub.send(member, order)
-        self._agent.finish(EXIT_FAILED, order.reason)
+        lives = self._agent.lives.groups.values()
+        refused = [life for life in lives if life.state is GroupState.REFUSED]
+        if refused and not self._agent.lives.alive():
+            # All ended for bad input (a NaN ends every group at the same step): that is the news, not the loss.
+            self._agent.finish(EXIT_BAD_INPUT, refused[0].message or order.reason)
+        else:
+            self._agent.finish(EXIT_FAILED, order.reason)

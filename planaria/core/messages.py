@@ -50,7 +50,7 @@ class Quorum:
     urgent: bool
     lineage: str  # hash over (previous lineage, id, members): equal lineages mean equal histories
     reason: str = ""
-    # True until some member is known to hold a settled state: the states that the scripts made then count as step 0.
+    # No member is known to hold a settled state: the newest complete ones count, at the start those of the scripts.
     founding: bool = False
 
     def rank_of(self, member: Member) -> int | None:
@@ -251,6 +251,7 @@ class Standing:
     have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
     weight: float = 1.0  # shards it can compute per unit of time, relative
     intact: bool = True  # False: a transfer into its state was cut short, so it is no state at all
+    under: QuorumId = NO_QUORUM  # quorum of its newest commit: with `step`, the identity of its state
 
 
 @dataclass(frozen=True, slots=True)

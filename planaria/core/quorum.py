@@ -436,10 +436,16 @@ class Lighthouse:
         if not self.founded:
             return bool(live)
         known = set(base.members) | set(self.planned.members if self.planned else ())
-        return any(g.state is State.ACTIVE or g.member in known for g in live)
+        return any(g.state is State.ACTIVE or g.member in known for g in live) or self._reviving(base, live)
+
+    def _reviving(self, base: Quorum, live: list[Group]) -> bool:
+        """Whether all that is left are states of members that were fenced: older, but whole, and so still right."""
+        gone = all(self._certain(m) and not self._suspect(m) for m in base.members)
+        return gone and any(g.adopted != NO_QUORUM for g in live)
 
     def _all_lost(self, uncertain: list[Member], now: float) -> None:
-        if uncertain or any(g.state is State.SUSPECT and self._in_force(g.member) for g in self.groups.values()):
+        veterans = [g for g in self.groups.values() if g.adopted != NO_QUORUM and g.state not in CERTAINLY_GONE]
+        if uncertain or veterans or any(self._suspect(m) for m in self.current.members if self.current):
             return  # out of reach or stopped is not dead: they may come back with the state
         if not self.founded:
             self.current, self._first_ready_at = None, None  # nothing to lose yet: start afresh when they are back
@@ -505,7 +511,9 @@ class Lighthouse:
 
     def _founding(self, chosen: list[Group]) -> bool:
         untouched = self._untouched or set()
-        return not self.founded or any(g.adopted == NO_QUORUM and g.member in untouched for g in chosen)
+        if not self.founded or any(g.adopted == NO_QUORUM and g.member in untouched for g in chosen):
+            return True
+        return self.current is not None and self._reviving(self.current, chosen)
 
     # --- judging members -------------------------------------------------------------------------------------
 
@@ -519,6 +527,10 @@ class Lighthouse:
         if view.state is State.FINISHED:
             return False
         return not self._connected(view) and self._condemned(view.agent, now)
+
+    def _suspect(self, member: Member) -> bool:
+        view = self.groups.get(member.group)
+        return view is not None and view.member == member and view.state is State.SUSPECT
 
     def _leaving(self, member: Member) -> bool:
         """Whether its end is expected: a planned quorum without it is out, and it was drained. If it went too early,

@@ -145,6 +145,7 @@ class Stepper:
         self.step = 0  # commits applied; the step being worked on has this index
         self.settled = False  # whether this member's state counts
         self.intact = True  # False from the start of a transfer into the state until it is complete
+        self.under = NO_QUORUM  # quorum of the newest commit
         self.have: set[int] = set()  # shards of `step` computed here
         self.target: Quorum | None = None  # the quorum worked under, or to be taken up next
         self.planned: Quorum | None = None
@@ -155,6 +156,8 @@ class Stepper:
         self._broken = False
         self._rolled: QuorumId | None = None
         self._heal: Heal | None = None
+        self._healed_under = NO_QUORUM
+        self._exchanged_under = NO_QUORUM
         self._owned: tuple[frozenset[int], ...] = ()
         self._advertised = NO_QUORUM
         self._switch: Quorum | None = None
@@ -237,7 +240,7 @@ class Stepper:
             return Wait(parked=not self.settled)
         if self._rolled != target.id:
             have = frozenset(self.have) if self.settled else frozenset()
-            return RollCall(target.id, Standing(self.step, self.settled, have, intact=self.intact))
+            return RollCall(target.id, Standing(self.step, self.settled, have, intact=self.intact, under=self.under))
         if self._heal is not None:
             return self._heal
         rank = target.members.index(self.me)
@@ -256,15 +259,19 @@ class Stepper:
         if target is None or target.id != id or self._broken:
             return []
         rank = target.members.index(self.me)
-        settled = [r for r, s in enumerate(standings) if s.settled]
-        if not settled and target.founding:  # the job starts: all states are equal (the lighthouse compared them)
-            settled = [r for r, s in enumerate(standings) if s.intact]
-            self.settled = rank in settled
-        if not settled:
+        holders = [r for r, s in enumerate(standings) if s.settled]
+        if not holders and target.founding:
+            # The job starts (the lighthouse compared the states that the scripts made), or everybody who was up to
+            # date died while others were fenced: their states are older but whole, and the job goes on from there.
+            holders = [r for r, s in enumerate(standings) if s.intact]
+            self.settled = rank in holders
+        if not holders:
             self._ending = Lost("every member that held the state is lost")
             return []
-        top = max(standings[r].step for r in settled)
-        sources = tuple(r for r in settled if standings[r].step == top)
+        # Equal steps mean equal states, but for the policy shrink: a member that was left out of a quorum and has
+        # not heard of it may have committed the same step with other shards. The later quorum's commit is right.
+        top, under = max((standings[r].step, standings[r].under) for r in holders)
+        sources = tuple(r for r in holders if (standings[r].step, standings[r].under) == (top, under))
         healers = tuple(r for r in range(len(standings)) if r not in sources)
         self._rolled = id
         if top >= self.total and not healers:
@@ -272,6 +279,7 @@ class Stepper:
             return [Tell(Adopted(self.me, id, top))]
         if healers:
             self._heal = Heal(id, top, sources, healers, receive=rank in healers)
+            self._healed_under = under
         haves = [standings[r].have if r in sources else frozenset() for r in range(len(standings))]
         self._owned = self._share(target, haves, [s.weight for s in standings]) if top < self.total else ()
         if rank in healers:
@@ -280,6 +288,7 @@ class Stepper:
             self.settled = self.intact = False
             return []
         if self._owned:
+            self.have &= self._owned[rank]  # what another's counts for is given up: sums cannot be taken apart
             if self._mine:  # in the middle of a step: what is new here was another member's, and lost with it
                 self.recomputed += len(self._owned[rank] - self._mine)
             self._mine = self._owned[rank]
@@ -309,6 +318,7 @@ class Stepper:
         if not heal.receive:
             return []
         self.step, self.settled, self.intact = heal.step, True, True
+        self.under = self._healed_under
         self.have.clear()
         return [Tell(Adopted(self.me, id, self.step))]
 
@@ -332,6 +342,7 @@ class Stepper:
         """The exchange of the current step under ``id`` is complete: the step is committed once the user's code has
         applied it. Holds even if a newer quorum was heard at the same moment: who finished is right."""
         self._applying = True
+        self._exchanged_under = id
         self._stopping = any(w.stop for w in words)
         named = {w.planned for w in words}
         self._switch = None
@@ -346,6 +357,7 @@ class Stepper:
         """The user's code has applied the step: it is committed here."""
         self._applying = False
         self.step += 1
+        self.under = self._exchanged_under
         self.have.clear()
         self._mine = frozenset()
         effects: list[Effect] = []

@@ -7,10 +7,11 @@ whoever finishes holds the state of the run in which nothing failed; whatever ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from planaria.core.messages import Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.stepper import Exchange
+from planaria.core.tree import Node, fold_plan
 
 START = 17
 LONGEST_STEP = 2.0  # seconds, when nothing happens to members: the slowest step takes 0.8
@@ -25,8 +26,21 @@ def gradient(weights: int | None, step: int, shard: int) -> int:
     return hash((-1 if weights is None else weights, step, shard))
 
 
-def fold(weights: int, step: int, gradients: Iterable[tuple[int, int]]) -> int:
-    return hash((weights, step, tuple(gradients)))
+def add(a: int, b: int) -> int:
+    """Like the addition of floats: commutative, not associative, so that every bracket matters."""
+    return hash((min(a, b), max(a, b)))
+
+
+def reduce(parts: Sequence[tuple[Node, int]], shards: int) -> int:
+    """The sum of subtree sums, with the brackets of the tree."""
+    sums = [value for _, value in parts]
+    for into, other in fold_plan([node for node, _ in parts], shards):
+        sums[into] = add(sums[into], sums[other])
+    return sums[0]
+
+
+def apply(weights: int, step: int, total: int) -> int:
+    return hash((weights, step, total))
 
 
 class Checker:
@@ -41,8 +55,8 @@ class Checker:
         self.reference = [START]  # the quiet run: weights after each number of steps
         for step in range(steps):
             weights = self.reference[-1]
-            grads = [(s, gradient(weights, step, s)) for s in range(shards)]
-            self.reference.append(fold(weights, step, grads))
+            leaves = [(Node(s, s + 1), gradient(weights, step, s)) for s in range(shards)]
+            self.reference.append(apply(weights, step, reduce(leaves, shards)))
         self.exchanged = 0  # steps of which an exchange was complete at somebody
         self.commits = 0
         self.finishers: dict[Member, int | None] = {}
@@ -105,7 +119,7 @@ class Checker:
             self.fail(f"step {step} under {quorum.id} has shards {counted} of {self.shards}")
 
     def committed(
-        self, member: Member, exchange: Exchange, shards: Sequence[int], weights: int, now: float
+        self, member: Member, exchange: Exchange, nodes: Sequence[Node], weights: int, now: float
     ) -> None:
         self.commits += 1
         gap = now - self._commit_at.get(member, now)
@@ -114,8 +128,9 @@ class Checker:
             self.fail(f"no member failed, but {member} took {gap:.1f} s for step {exchange.step}")
         step = exchange.step
         promised = sorted(s for each in exchange.owned for s in each)
-        if list(shards) != promised:
-            self.fail(f"{member} committed step {step} with shards {list(shards)} instead of {promised}")
+        shards = sorted(s for node in nodes for s in range(node.start, node.stop))
+        if shards != promised:
+            self.fail(f"{member} committed step {step} with shards {shards} instead of {promised}")
         if self.policy is Policy.REDISTRIBUTE:
             if weights != self.reference[step + 1]:
                 self.fail(f"{member} committed step {step} with a state that is not that of the quiet run")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from planaria.core import stepper as core
 from planaria.core.messages import ControlWord, Member, Phase, Pulse, Quorum, QuorumId, Ready, Report, Standing
 from planaria.sim.fabric import Result
-from planaria.sim.invariants import fold, gradient
+from planaria.core.tree import Node, merge_plan
+from planaria.sim.invariants import add, apply, gradient, reduce
 from planaria.sim.kernel import Process
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Contribution:
     """What a member puts into an exchange."""
 
     word: ControlWord
-    gradients: tuple[tuple[int, int], ...]  # (shard, gradient)
+    sums: tuple[tuple[Node, int], ...]  # of the subtrees that it holds
 
 
 class Trainer:
@@ -79,7 +80,7 @@ class Trainer:
         self.tell = tell
         self.phase = Phase.STARTING
         self.weights: int | None = world.checker.start  # None: overwritten in part by a transfer
-        self.gradients: dict[int, int] = {}
+        self.sums: dict[Node, int] = {}  # gradients of the shards held, as sums of whole subtrees
         self.orderly = False
         self.exit = ""  # why the process ended by itself
         config = world.config
@@ -163,7 +164,7 @@ class Trainer:
                 case core.Compute(step, shard):
                     self.phase = Phase.COMPUTING
                     yield Sleep(self.kernel.between(0.7, 1.3) * self.world.config.shard_seconds / self.speed)
-                    self.gradients[shard] = gradient(self.weights, step, shard)
+                    self._keep(shard, gradient(self.weights, step, shard))
                     stepper.shard_done(shard)
                 case core.Exchange():
                     self.phase = Phase.EXCHANGING
@@ -191,15 +192,17 @@ class Trainer:
             return
         if action.receive:
             self.weights = self.world.checker.healed(self.member, action.step, [payloads[r] for r in action.sources])
-            self.gradients.clear()
+            self.sums.clear()
         self._do(self.stepper.healed(action.quorum))
         self.world.emit("healed", self.member.group, "{} at step {}", action.quorum, self.stepper.step)
 
     def _exchange(self, action: core.Exchange) -> Thread:
         stepper = self.stepper
-        mine = action.owned[self._ranks[action.quorum]]
+        mine = action.nodes(self.world.config.shards)[self._ranks[action.quorum]]
         word = stepper.word(self.world.config.shard_seconds / self.speed)
-        payload = Contribution(word, tuple((s, self.gradients[s]) for s in sorted(mine)))
+        if missing := [str(n) for n in mine if n not in self.sums]:
+            self.world.checker.fail(f"{self.member} should hold {missing}, but holds {[str(n) for n in self.sums]}")
+        payload = Contribution(word, tuple((n, self.sums[n]) for n in mine))
         key = ("exchange", action.step, action.owned)
         self.world.emit("exchange", self.member.group, "step {} under {}", action.step, action.quorum)
         result = yield Collective(action.quorum, key, payload, EXCHANGE_TIME)
@@ -209,11 +212,11 @@ class Trainer:
         self.world.emit("exchanged", self.member.group, "step {} under {}", action.step, action.quorum)
         stepper.exchanged(action.quorum, [c.word for c in given])
         yield Sleep(self.kernel.between(*APPLY_TIME))  # the user's optimizer, outside the lock
-        gradients = sorted(pair for c in given for pair in c.gradients)
+        parts = [part for c in given for part in c.sums]
         assert self.weights is not None
-        self.weights = fold(self.weights, action.step, gradients)
-        self.gradients.clear()
-        self.world.checker.committed(self.member, action, [s for s, _ in gradients], self.weights, self.kernel.now)
+        self.weights = apply(self.weights, action.step, reduce(parts, self.world.config.shards))
+        self.sums.clear()
+        self.world.checker.committed(self.member, action, [n for n, _ in parts], self.weights, self.kernel.now)
         self._do(stepper.applied())
         self.world.emit("commit", self.member.group, "step {} under {}", action.step, action.quorum)
 
@@ -226,7 +229,14 @@ class Trainer:
 
     def _forget_uncounted(self) -> None:
         """Gradients that somebody else's count for, or that belong to a state that is given up."""
-        self.gradients = {s: g for s, g in self.gradients.items() if s in self.stepper.have}
+        self.sums = {n: g for n, g in self.sums.items() if n.start in self.stepper.have}
+
+    def _keep(self, shard: int, value: int) -> None:
+        """Finished siblings merge at once, so that only maximal subtrees are held."""
+        merges = merge_plan(self.sums, shard, self.world.config.shards)
+        self.sums[Node(shard, shard + 1)] = value
+        for merge in merges:
+            self.sums[merge.parent] = add(self.sums.pop(merge.left), self.sums.pop(merge.right))
 
     def _leave(self, why: str) -> None:
         self.exit, self.orderly = why, True

@@ -170,6 +170,14 @@ class World:
             if t.process.alive and t.stepper.settled and self.checker.included(t.member, t.stepper.newest)
         ]
 
+    def veterans(self) -> list[Trainer]:
+        """Members whose state is right, if perhaps old: fenced ones too."""
+        return [
+            t
+            for t in self.trainers.values()
+            if t.process.alive and t.stepper.intact and (t.stepper.settled or t.stepper.step)
+        ]
+
     def founders(self) -> list[Trainer]:
         """Members of every quorum so far: while they have committed nothing, nobody has."""
         return [t for t in self.trainers.values() if t.process.alive and self.checker.included(t.member, NO_QUORUM)]
@@ -202,6 +210,10 @@ class World:
 
     def check_roll_call(self, member: Member, id: QuorumId, standings: list[Standing]) -> None:
         self.checker.rolled(member, id)
+        if not any(s.settled or (s.step and s.intact) for s in standings):
+            for veteran in self.veterans():
+                if veteran.stepper.target is None or veteran.stepper.target.id != id:
+                    self.checker.fail(f"{id} starts afresh, but {veteran.describe()} has a state")
         if not any(s.settled for s in standings):  # those who ended this very roll call a moment earlier are settled
             for holder in self.holders():
                 if holder.stepper.target is None or holder.stepper.target.id != id:
@@ -209,9 +221,8 @@ class World:
 
     def check_stop(self, reason: str) -> None:
         """Somebody says that the job cannot go on."""
-        holders = ", ".join(str(t.member) for t in self.holders())
-        if holders:
-            self.checker.fail(f"{holders} hold the state, but: {reason}")
+        if holders := ", ".join(t.describe() for t in self.veterans()):
+            self.checker.fail(f"{holders}, but: {reason}")
         if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders() if t.stepper.intact]):
             self.checker.fail(f"no step was exchanged, and {fresh} could start, but: {reason}")
 
