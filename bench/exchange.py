@@ -1,10 +1,11 @@
 """How much our exchange costs beside plain gloo all-reduces of the same bytes, on this machine.
 
-Ranks are processes connected over loopback. In each round every rank runs each way once, after a barrier, one way
-after the other, so that whatever else the machine does hits all alike; medians over the rounds of rank 0's times are
-compared. The CPU time of a rank is shown too: on a busy machine it is the steadier figure. Plain all-reduces work in place; ours leave what is submitted unchanged and divide.
+Ranks are processes connected over loopback. In each round every rank runs each way once, after a barrier, one way after
+the other, so that whatever else the machine does hits all alike; medians over the rounds of rank 0's times are
+compared. The CPU time of a rank is shown too: on a busy machine it is the steadier figure. Plain all-reduces work in
+place; ours leave what is submitted unchanged, divide, and look for NaN.
 
-    python bench/exchange.py [--ranks 2 4] [--megabytes 0.4 12 120] [--rounds 15] [--pieces 8] [--windows 3]
+    python bench/exchange.py [--ranks 2 4] [--megabytes 0.4 12 120] [--rounds 15] [--pieces 25] [--windows 2]
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[0.4, 12, 120])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--pieces", type=float, nargs="+", default=[8], help="MB")
-    parser.add_argument("--windows", type=int, nargs="+", default=[3])
+    parser.add_argument("--pieces", type=float, nargs="+", default=[25], help="MB")
+    parser.add_argument("--windows", type=int, nargs="+", default=[2])
     parser.add_argument("--reductions", nargs="+", default=["fast", "tree"])
     options = parser.parse_args()
     print(f"{'ranks':>5} {'MB':>6}  {'way':<20} {'ms':>8}  ratio to plain  (CPU ms of a rank, ratio)")

@@ -16,7 +16,7 @@ from planaria.demo.tiny_llama import Text, TinyLlama
 def main() -> None:
     parser = argparse.ArgumentParser(description="train a byte-level Llama")
     parser.add_argument("--data", metavar="GLOB", help="text files to train on (default: Python's standard library)")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=4, help="sequences in each of the shards of a step")
     parser.add_argument("--length", type=int, default=64, help="bytes in a sequence")
     parser.add_argument("--lr", type=float, default=3e-3)

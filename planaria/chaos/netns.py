@@ -142,7 +142,7 @@ class NamespacedRun:
         for group, directory in enumerate(self.directories):
             directory.mkdir()
             options = [*self._options, "--lighthouse", LIGHTHOUSE, "--host", self.network.address(group)]
-            options += ["--first-group", str(group), "--local-groups", "1", "--job", self._directory.name]
+            options += ["--first-group", str(group), "--local-groups", "1", "--job", "chaos"]
             self._spawn(self.network.of(group), run_command(self._script, directory, options), self.log)
 
     def _start_lighthouse(self) -> None:

@@ -27,7 +27,7 @@ def demo(
         str | None, typer.Option(metavar="GLOB", help="Text to train on; default: Python's library.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw both loss curves into this file (needs matplotlib).")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 200,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 150,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole record here.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Run directory; default: a new one in planaria_logs.")] = None,

@@ -82,7 +82,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The member is built and warm, and waits to be taken into a quorum. Sent again after a fence."""
+    """The member is built and warm, and waits to be taken into a quorum. Sent again when its state has come to
+    count no more: ``after`` is the quorum that left it out, or in which nobody held a settled state."""
 
     member: Member
     address: str  # host:port of its rendezvous store
@@ -90,6 +91,7 @@ class Ready:
     initial: str  # digest of the protected state as the user's script made it
     shards: int
     total_steps: int
+    after: QuorumId = NO_QUORUM
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,6 @@ class Standing:
     settled: bool  # False: fresh or fenced, its state does not count and must be healed
     have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
     weight: float = 1.0  # shards it can compute per unit of time, relative
-    intact: bool = True  # False: a transfer into its state was cut short, so it is no state at all
     under: QuorumId = NO_QUORUM  # quorum of its newest commit: with `step`, the identity of its state
 
 

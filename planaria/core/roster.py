@@ -43,7 +43,8 @@ class Group:
     agent: str
     state: State = State.STARTING
     ready: Ready | None = None
-    adopted: QuorumId = NO_QUORUM
+    adopted: QuorumId = NO_QUORUM  # newest quorum that it said it works under
+    fenced: QuorumId = NO_QUORUM  # newest quorum that left it out, or in which nobody held a settled state
     step: int = 0
     draining: bool = False
     evicted: bool = False  # an operator declared it dead although no process table did
@@ -51,13 +52,18 @@ class Group:
     pulse: Pulse | None = None
     note: str = ""
 
+    @property
+    def settled(self) -> bool:
+        """Whether its state counts, as far as it has said."""
+        return self.adopted > self.fenced
+
 
 @dataclass(slots=True)
 class Agent:
     """One supervisor's stream."""
 
-    connected: bool = True
-    synced: bool = False
+    connected: bool = True  # in reach: something was heard lately
+    synced: bool = False  # on this stream it has told everything that it knew when the stream opened
     lost_at: float = 0.0
     told: set[Member] = field(default_factory=set)  # members that it has spoken of since its last Hello
 
@@ -134,3 +140,21 @@ class JobStatus:
     complete: bool
     groups: tuple[GroupStatus, ...]
     events: tuple[Event, ...] = field(default=())
+
+
+def status_of(view: Group, connected: bool) -> GroupStatus:
+    """A group's line in ``planaria status``."""
+    pulse = view.pulse or Pulse(view.member, Phase.STARTING, view.step, view.adopted, float("nan"), 0.0)
+    return GroupStatus(
+        member=view.member,
+        state="draining" if view.draining and view.state not in CERTAINLY_GONE else view.state.value,
+        step=max(view.step, pulse.step if view.state is State.ACTIVE else 0),
+        quorum=view.adopted,
+        phase=pulse.phase,
+        loss=pulse.loss,
+        step_seconds=pulse.step_seconds,
+        pid=pulse.pid,
+        agent=view.agent,
+        connected=connected,
+        note=view.note,
+    )

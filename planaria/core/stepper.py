@@ -144,7 +144,6 @@ class Stepper:
         self.groups = groups
         self.step = 0  # commits applied; the step being worked on has this index
         self.settled = False  # whether this member's state counts
-        self.intact = True  # False from the start of a transfer into the state until it is complete
         self.under = NO_QUORUM  # quorum of the newest commit
         self.have: set[int] = set()  # shards of `step` computed here
         self.target: Quorum | None = None  # the quorum worked under, or to be taken up next
@@ -155,7 +154,8 @@ class Stepper:
         self._formed: set[QuorumId] = set()
         self._broken = False
         self._rolled: QuorumId | None = None
-        self._heal: Heal | None = None
+        self._heal: Heal | None = None  # to be done next
+        self._transfer: Heal | None = None  # begun
         self._healed_under = NO_QUORUM
         self._exchanged_under = NO_QUORUM
         self._owned: tuple[frozenset[int], ...] = ()
@@ -184,9 +184,14 @@ class Stepper:
         if self.me in quorum.members:
             self.target = quorum
             return [*effects, Form(quorum)]
-        # Fenced: the others went on without this member, so its state no longer counts. It asks to join again.
+        # Fenced: the others went on without this member, so its state no longer counts.
+        return [*effects, *self._ask_again(quorum)]
+
+    def _ask_again(self, quorum: Quorum) -> list[Effect]:
+        """Asks to join again, after ``quorum`` has made this member's state count no more."""
         self.target, self.settled = None, False
-        return [*effects, Tell(self._ready)]
+        self._ready = replace(self._ready, after=quorum.id)
+        return [Tell(self._ready)]
 
     def _hear_planned(self, quorum: Quorum) -> list[Effect]:
         effects: list[Effect] = []
@@ -240,8 +245,9 @@ class Stepper:
             return Wait(parked=not self.settled)
         if self._rolled != target.id:
             have = frozenset(self.have) if self.settled else frozenset()
-            return RollCall(target.id, Standing(self.step, self.settled, have, intact=self.intact, under=self.under))
+            return RollCall(target.id, Standing(self.step, self.settled, have, under=self.under))
         if self._heal is not None:
+            self._transfer = self._heal
             return self._heal
         rank = target.members.index(self.me)
         todo = sorted(self._owned[rank] - self.have)
@@ -263,11 +269,12 @@ class Stepper:
         if not holders and target.founding:
             # The job starts (the lighthouse compared the states that the scripts made), or everybody who was up to
             # date died while others were fenced: their states are older but whole, and the job goes on from there.
-            holders = [r for r, s in enumerate(standings) if s.intact]
-            self.settled = rank in holders
+            holders = list(range(len(standings)))
         if not holders:
-            self._ending = Lost("every member that held the state is lost")
-            return []
+            # Everybody who was settled has died. The lighthouse knows whether somebody outside holds a state.
+            effects: list[Effect] = [Drop(q.id) for q in (target, self.planned) if q is not None]
+            self.planned = None
+            return [*effects, *self._ask_again(target)]
         # Equal steps mean equal states, but for the policy shrink: a member that was left out of a quorum and has
         # not heard of it may have committed the same step with other shards. The later quorum's commit is right.
         top, under = max((standings[r].step, standings[r].under) for r in holders)
@@ -283,10 +290,8 @@ class Stepper:
         haves = [standings[r].have if r in sources else frozenset() for r in range(len(standings))]
         self._owned = self._share(target, haves, [s.weight for s in standings]) if top < self.total else ()
         if rank in healers:
-            self.have.clear()
-            self._mine = frozenset()
-            self.settled = self.intact = False
-            return []
+            return []  # until the transfer is complete the old state stands: should the sources die, it may be needed
+        self.settled = True
         if self._owned:
             self.have &= self._owned[rank]  # what another's counts for is given up: sums cannot be taken apart
             if self._mine:  # in the middle of a step: what is new here was another member's, and lost with it
@@ -308,19 +313,23 @@ class Stepper:
         return tuple(k | m for k, m in zip(kept, more, strict=True))
 
     def healed(self, id: QuorumId) -> list[Effect]:
-        """The state of the healing ordered by ``rolled`` is in place (receiver), or was handed over (source)."""
-        heal = self._heal
-        if heal is None or heal.quorum != id or self._rolled != id:
+        """The state of the healing under ``id`` is in place (receiver), or was handed over (source). Holds even if a
+        newer quorum was heard at the same moment: what was overwritten is overwritten."""
+        heal = self._transfer
+        if heal is None or heal.quorum != id:
             return []
-        self._heal = None
-        if heal.step >= self.total:
-            self._rolled = None  # farewell: ask again until everybody is there
+        self._transfer = None
+        if self._heal is heal:
+            self._heal = None
+            if heal.step >= self.total:
+                self._rolled = None  # farewell: ask again until everybody is there
         if not heal.receive:
             return []
-        self.step, self.settled, self.intact = heal.step, True, True
-        self.under = self._healed_under
+        self.step, self.under = heal.step, self._healed_under
+        self.settled = self._ready.after < id  # not if it was fenced in that very moment
         self.have.clear()
-        return [Tell(Adopted(self.me, id, self.step))]
+        self._mine = frozenset()
+        return [Tell(Adopted(self.me, id, self.step))] if self.settled else []
 
     def shard_done(self, shard: int) -> None:
         """The gradients of ``shard`` of the current step are held, whatever happened to the quorum meanwhile."""
@@ -381,4 +390,4 @@ class Stepper:
 
     def refit(self, ready: Ready) -> None:
         """What is told when asking to join again (a new address, a new digest)."""
-        self._ready = replace(ready, member=self.me)
+        self._ready = replace(ready, member=self.me, after=self._ready.after)

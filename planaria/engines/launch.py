@@ -37,6 +37,8 @@ class Launch:
         env.setdefault("OMP_NUM_THREADS", "1")
         # OpenBLAS starts its threads when numpy is imported, and a process with threads cannot be forked safely.
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # torch logs every wait that a newer quorum ends as an error, with a C++ stack.
+        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if paths := env.get("PYTHONPATH"):
             # Relative entries are meant from here, not from where the fork server runs.
             env["PYTHONPATH"] = os.pathsep.join(os.path.join(self.cwd, part) for part in paths.split(os.pathsep))

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-# Elements that are folded at a time: two operands of this size stay in a core's cache from one pass to the next,
+# Elements that are folded at a time: the result of this size stays in a core's cache from one pass to the next,
 # and the cost of calling torch is still small beside that of the arithmetic (measured; half and twice are slower).
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -35,8 +35,8 @@ def fold(operands: Sequence[Tensor], pairs: Pairs, divisor: int, out: Tensor, ow
     added up for itself.
     """
     total = 0.0
-    columns = [operand.split(BLOCK) for operand in operands]
-    for number, block in enumerate(out.split(BLOCK)):
+    columns = [torch.split(operand, BLOCK) for operand in operands]
+    for number, block in enumerate(torch.split(out, BLOCK)):
         _fold_block([column[number] for column in columns], pairs, block, own)
         _divide(block, divisor)
         total += float(block.sum())

@@ -21,9 +21,9 @@ class Violation(Exception):
     """A promise was broken. The text says which one and where."""
 
 
-def gradient(weights: int | None, step: int, shard: int) -> int:
+def gradient(weights: int, step: int, shard: int) -> int:
     """Hashes of tuples of numbers are the same in every run and on every machine."""
-    return hash((-1 if weights is None else weights, step, shard))
+    return hash((weights, step, shard))
 
 
 def add(a: int, b: int) -> int:
@@ -59,7 +59,7 @@ class Checker:
             self.reference.append(apply(weights, step, reduce(leaves, shards)))
         self.exchanged = 0  # steps of which an exchange was complete at somebody
         self.commits = 0
-        self.finishers: dict[Member, int | None] = {}
+        self.finishers: dict[Member, int] = {}
         self.quorums: list[Quorum] = []  # all that were published
         self._quorums: dict[QuorumId, tuple[Member, ...]] = {}
         self._lineages: dict[QuorumId, str] = {}
@@ -143,11 +143,11 @@ class Checker:
             self.fail(f"{member} heals to step {step} from sources that disagree: {given}")
         found = given[0]
         assert isinstance(found, tuple)
-        if found[0] != step or found[1] is None:
+        if found[0] != step:
             self.fail(f"{member} heals to step {step} from a source that holds step {found[0]}, weights {found[1]}")
         return int(found[1])
 
-    def finished(self, member: Member, step: int, weights: int | None) -> None:
+    def finished(self, member: Member, step: int, weights: int) -> None:
         self.finishers[member] = weights
         if step != len(self.reference) - 1:
             self.fail(f"{member} finished at step {step} of {len(self.reference) - 1}")

@@ -123,7 +123,7 @@ def random_scenario(seed: int, base: Scenario) -> Scenario:
     )
     faults: list[Fault] = []
     at = rng.uniform(0.0, 4.0)
-    for _ in range(rng.randint(0, 7)):
+    for _ in range(rng.randint(0 if menu is not PLANNED else 3, 7)):
         at += rng.uniform(0.0, 0.3) if rng.random() < 0.5 else rng.uniform(0.3, 4.0)
         faults.append(_random_fault(rng, rng.choice(menu), at, shape))
     return replace(shape, faults=tuple(faults))

@@ -225,7 +225,7 @@ class Supervisor:
         if isinstance(report, Finished):
             self.complete = True
             ward.wanted = False
-        if isinstance(report, Adopted | Ready):
+        if isinstance(report, Ready):
             ward.newest.pop(Suspected, None)
         self._send(report)
 
@@ -237,7 +237,7 @@ class Supervisor:
     def _ended(self, ward: Ward) -> None:
         assert ward.trainer is not None
         cause = ward.trainer.exit or "SIGKILL"
-        if cause.startswith(("leave", "lost")):
+        if cause.startswith("leave"):
             ward.wanted = False
         self._pass_on(ward, Died(ward.member, cause))
         if ward.wanted and not self.complete and not self.stopped:

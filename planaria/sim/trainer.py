@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 ROLL_TIME = (0.001, 0.01)  # seconds
 EXCHANGE_TIME = (0.003, 0.03)
 HEAL_TIME = (0.05, 0.4)
+RESTORE_TIME = (0.001, 0.1)
 APPLY_TIME = (0.001, 0.02)
 WAKE_TIME = (0.0, 0.0005)  # from the end of an operation to the training thread holding the lock
+SLOW_WAKE_TIME = (0.0, 0.05)  # on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Trainer:
         self.process.on_death.append(lambda: world.fabric.gone(self))
         self.tell = tell
         self.phase = Phase.STARTING
-        self.weights: int | None = world.checker.start  # None: overwritten in part by a transfer
+        self.weights = world.checker.start
         self.sums: dict[Node, int] = {}  # gradients of the shards held, as sums of whole subtrees
         self.orderly = False
         self.exit = ""  # why the process ended by itself
@@ -123,7 +125,7 @@ class Trainer:
 
     def broken(self, id: QuorumId, text: str) -> None:
         self.world.emit("broken", self.member.group, "{}: {}", id, text)
-        if text != "given up here" and self.stepper.settled:
+        if text != "given up here" and self.stepper.settled and not self.stepper.interrupted(id):
             self.world.checker.broken(self.member, id, text)
         self._do(self.stepper.broken(id, text))
         self._news()
@@ -175,22 +177,19 @@ class Trainer:
                     self._do(stepper.finished(str(self.weights)))
                     self._leave("finished")
                     return
-                case core.Leave(reason) | core.Lost(reason):
-                    if isinstance(action, core.Lost):
-                        self.world.check_stop(reason)
-                    self._leave(f"{type(action).__name__.lower()}: {reason}")
+                case core.Leave(reason):
+                    self._leave(f"leave: {reason}")
                     return
 
     def _heal(self, action: core.Heal) -> Thread:
         key = ("heal", action.step, action.sources, action.healers)
         self.world.emit("heal", self.member.group, "{} {}", action.quorum, "receives" if action.receive else "gives")
         payload = None if action.receive else (self.stepper.step, self.weights)
-        if action.receive:
-            self.weights = None  # the stripes arrive in any order: until the last one it is no state at all
         result = yield Collective(action.quorum, key, payload, HEAL_TIME)
         if (payloads := self._ended(action.quorum, result)) is None:
             return
         if action.receive:
+            yield Sleep(self.kernel.between(*RESTORE_TIME))  # copies what was received into the live state
             self.weights = self.world.checker.healed(self.member, action.step, [payloads[r] for r in action.sources])
             self.sums.clear()
         self._do(self.stepper.healed(action.quorum))
@@ -213,7 +212,6 @@ class Trainer:
         stepper.exchanged(action.quorum, [c.word for c in given])
         yield Sleep(self.kernel.between(*APPLY_TIME))  # the user's optimizer, outside the lock
         parts = [part for c in given for part in c.sums]
-        assert self.weights is not None
         self.weights = apply(self.weights, action.step, reduce(parts, self.world.config.shards))
         self.sums.clear()
         self.world.checker.committed(self.member, action, [n for n, _ in parts], self.weights, self.kernel.now)
@@ -262,7 +260,8 @@ class Trainer:
 
     def _woken(self, result: Result) -> None:
         """An operation ended. Before the thread gets the lock, the control thread may hear of something else."""
-        self.process.after(self.kernel.between(*WAKE_TIME), lambda: self._run(result))
+        wake_time = SLOW_WAKE_TIME if self.kernel.chance(0.05) else WAKE_TIME
+        self.process.after(self.kernel.between(*wake_time), lambda: self._run(result))
 
     def _news(self) -> None:
         if self._waits_for_news:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planaria.core.messages import NO_QUORUM, Finished, Member, QuorumId, Standing
+from planaria.core.messages import NO_QUORUM, Finished, Member, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
 from planaria.sim.coordinator import Coordinator, Store
@@ -175,7 +175,7 @@ class World:
         return [
             t
             for t in self.trainers.values()
-            if t.process.alive and t.stepper.intact and (t.stepper.settled or t.stepper.step)
+            if t.process.alive and (t.stepper.settled or t.stepper.step)
         ]
 
     def founders(self) -> list[Trainer]:
@@ -208,9 +208,16 @@ class World:
             limit = self.last_fault_at + PATIENCE
         return "finished" if self.checker.finishers else "stopped"
 
+    def check_publish(self, quorum: Quorum) -> None:
+        self.checker.published(quorum, {record.id for record in self.store.records[-9:]})
+        if quorum.urgent and self.checker.steady:
+            for trainer in self.trainers.values():
+                if trainer.process.alive and trainer.stepper.step and trainer.member not in quorum.members:
+                    self.checker.fail(f"no member failed, but {quorum.id} leaves {trainer.describe()} out")
+
     def check_roll_call(self, member: Member, id: QuorumId, standings: list[Standing]) -> None:
         self.checker.rolled(member, id)
-        if not any(s.settled or (s.step and s.intact) for s in standings):
+        if not any(s.settled or s.step for s in standings):
             for veteran in self.veterans():
                 if veteran.stepper.target is None or veteran.stepper.target.id != id:
                     self.checker.fail(f"{id} starts afresh, but {veteran.describe()} has a state")
@@ -223,7 +230,7 @@ class World:
         """Somebody says that the job cannot go on."""
         if holders := ", ".join(t.describe() for t in self.veterans()):
             self.checker.fail(f"{holders}, but: {reason}")
-        if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders() if t.stepper.intact]):
+        if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders()]):
             self.checker.fail(f"no step was exchanged, and {fresh} could start, but: {reason}")
 
     def _states(self) -> str:

@@ -19,7 +19,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import exchange_rank
+import exchange_rank  # noqa: E402
 
 LIMIT = 120.0  # seconds for any one answer: far above what a loaded machine needs, below the test's own limit
 

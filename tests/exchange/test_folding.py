@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planaria.core.tree import fold_plan, maximal_nodes, root
 from planaria.exchange import folding
-from planaria.exchange.folding import fold
+from planaria.exchange.folding import fold, landing
 
 owners = st.integers(1, 12).flatmap(
     lambda shards: st.lists(st.integers(0, 3), min_size=shards, max_size=shards).map(tuple)
@@ -65,3 +65,36 @@ def test_a_single_operand_is_copied_and_divided() -> None:
     assert fold([operand], (), 3, out)
     assert out.tolist() == [1.0, 2.0]
     assert operand.tolist() == [3.0, 6.0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(owners, st.integers(0, 3), st.integers(0, 1))
+def test_a_sum_that_lands_in_the_result_gives_the_same_bits(owner: tuple[int, ...], me: int, choice: int) -> None:
+    shards, numel = len(owner), 19
+    leaf = [gradient(4, shard, numel) for shard in range(shards)]
+    held = [
+        (who, node) for who in range(4) for node in maximal_nodes([s for s, o in enumerate(owner) if o == who], shards)
+    ]
+    nodes = [node for _, node in held]
+    pairs = fold_plan(nodes, shards)
+    received = tuple(p for p, (who, _) in enumerate(held) if who != me)
+    places = [p for p in landing(pairs) if p in received]
+    operands = [node_sum(node, leaf.__getitem__).clone() for node in nodes]
+    before = [operand.clone() for operand in operands]
+    out = torch.full((numel,), float("nan"))
+    if places:
+        place = places[choice % len(places)]
+        out.copy_(operands[place])
+        operands[place] = out
+    fold(operands, pairs, shards, out, received)
+    want = node_sum(root(shards), leaf.__getitem__)
+    assert torch.equal(out, want / shards)
+    assert all(torch.equal(operands[p], before[p]) for p in range(len(held)) if p not in received)
+
+
+@given(st.integers(1, 1 << 20), st.integers(0, 1000))
+def test_multiplying_by_a_power_of_two_has_the_bits_of_dividing(divisor: int, seed: int) -> None:
+    values = gradient(seed, 0, 50) * torch.tensor(2.0) ** torch.arange(-140, -90)  # subnormal numbers too
+    out = torch.empty(50)
+    fold([values], (), divisor, out)
+    assert torch.equal(out, values / divisor)

@@ -1,0 +1,155 @@
+"""Who is there: what the lighthouse knows of agents and groups, and what their silence means.
+
+Silence alone condemns nobody. A member is certainly gone only if the process table said so; it is given up if its own
+agent sees it stand still, or if its agent is silent *and* the others cannot go on either: every exchange needs all
+members, so progress anywhere proves that all of them live.
+"""
+
+from __future__ import annotations
+
+from planaria.core.liveness import HEARTBEAT_SECONDS, HeartbeatWatch, WatchedClock
+from planaria.core.messages import NO_QUORUM, Member, Pulse, Quorum
+from planaria.core.roster import CERTAINLY_GONE, Agent, Group, State
+
+# Progress is seen through heartbeats, one a second: three without a step are a stall, not a coarse clock.
+STALL_BEATS = 3.0
+
+
+class Attendance:
+    """``now`` is the caller's clock at the last event. All waits are measured in watched time, ``at``: a lighthouse
+    that was stopped or whose clock jumped has not seen anybody be silent, so it must not condemn anybody for it."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, Agent] = {}
+        self.groups: dict[int, Group] = {}
+        self.now = 0.0
+        self.at = 0.0
+        self.top_step = -1  # the most steps that anybody is known to have committed
+        self.progress_at = 0.0  # when that last rose, or could first be seen again
+        self._clock = WatchedClock(HEARTBEAT_SECONDS)
+        self._beats: dict[str, HeartbeatWatch] = {}
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> list[str]:
+        """Time has passed. Returns the agents that have been silent for too long since the last look."""
+        self.now, self.at = now, self._clock.look(now)
+        return [name for name, agent in self.agents.items() if agent.connected and self._beats[name].overdue(now)]
+
+    def heard(self, name: str) -> Agent:
+        agent = self.agents.setdefault(name, Agent())
+        if not agent.connected:  # whoever just came back has not been seen to stand still
+            self.progress_at = max(self.progress_at, self.at)
+        agent.connected = True
+        self._beats.setdefault(name, HeartbeatWatch()).observe(self.now)
+        return agent
+
+    def lost(self, name: str) -> bool:
+        """Out of reach. Returns whether that is news."""
+        agent = self.agents.get(name)
+        if agent is None or not agent.connected:
+            return False
+        agent.connected, agent.lost_at = False, self.at
+        return True
+
+    def view(self, name: str, member: Member) -> Group | None:
+        """The group's entry, made new for a new incarnation; None for a message of an incarnation that is over."""
+        view = self.groups.get(member.group)
+        if view is not None and view.member.incarnation > member.incarnation:
+            return None
+        if view is None or view.member.incarnation < member.incarnation:
+            view = self.groups[member.group] = Group(member, name)
+        view.agent = name
+        self.agents[name].told.add(member)
+        return view
+
+    def pulse(self, name: str, pulse: Pulse) -> None:
+        view = self.view(name, pulse.member)
+        if view is not None:
+            view.pulse = pulse
+            if view.state is State.ACTIVE:
+                view.step = max(view.step, pulse.step)
+                self.progressed(pulse.step)
+
+    def progressed(self, step: int) -> None:
+        if step > self.top_step:
+            self.top_step, self.progress_at = step, self.at
+
+    def untold(self, name: str) -> list[Group]:
+        """Groups that the agent, having told everything, did not mention: it was started again, and they ended
+        with its former life."""
+        told = self.agents[name].told
+        return [
+            g
+            for g in self.groups.values()
+            if g.agent == name and g.ready is not None and g.member not in told and g.state not in CERTAINLY_GONE
+        ]
+
+    def next_look(self) -> float | None:
+        """When an agent's silence may become too long, or a stall certain; on the caller's clock."""
+        waits = []
+        for name, agent in self.agents.items():
+            if not agent.connected:
+                waits.append(self.stalled_at(agent) - self.at)
+            elif (deadline := self._beats[name].deadline()) is not None:
+                waits.append(deadline - self.now)
+        return min((self.now + w for w in waits if w > 0), default=None)
+
+    # --- questions -------------------------------------------------------------------------------------------
+
+    def of(self, member: Member) -> Group | None:
+        """The entry of this very incarnation."""
+        view = self.groups.get(member.group)
+        return view if view is not None and view.member == member else None
+
+    def connected(self, view: Group) -> bool:
+        """Whether its agent is in reach and has told everything, so that it can be told everything in order."""
+        agent = self.agents[view.agent]
+        return agent.connected and agent.synced
+
+    def tellable(self) -> list[Group]:
+        """Groups that can work and can be told so."""
+        return [g for g in self.groups.values() if _works(g) and self.connected(g)]
+
+    def usable(self, view: Group, current: Quorum | None) -> bool:
+        """Can work, and can be told of a change or is at work in the quorum in force: silence is no reason to go."""
+        return _works(view) and (self.connected(view) or (current is not None and view.member in current.members))
+
+    def certain(self, member: Member) -> bool:
+        """Whether a member's silence needs no majority: it is dead, or its own agent keeps it out."""
+        view = self.groups.get(member.group)
+        if view is None:
+            return False
+        if view.member.incarnation > member.incarnation or view.state in CERTAINLY_GONE:
+            return True
+        return view.state is State.SUSPECT and self.connected(view)
+
+    def suspect(self, member: Member) -> bool:
+        view = self.of(member)
+        return view is not None and view.state is State.SUSPECT
+
+    def veterans(self) -> list[Group]:
+        """Members, there or not, that once held a settled state and may hold it still, if perhaps fenced."""
+        return [g for g in self.groups.values() if g.adopted != NO_QUORUM and g.state not in CERTAINLY_GONE]
+
+    def finished(self) -> bool:
+        return any(g.state is State.FINISHED for g in self.groups.values())
+
+    def gone(self, member: Member, trouble: bool) -> bool:
+        """Whether a member of the quorum in force must be replaced. ``trouble``: others say that it is broken."""
+        view = self.of(member)
+        if view is None or view.state in (State.DEAD, State.REFUSED, State.SUSPECT):
+            return True
+        if view.state is State.FINISHED:
+            return False
+        agent = self.agents[view.agent]
+        return not agent.connected and (trouble or self.at >= self.stalled_at(agent))
+
+    def stalled_at(self, agent: Agent) -> float:
+        """When a silent agent's groups are given up if nobody makes progress until then; watched time."""
+        slowest = max((g.pulse.step_seconds for g in self.groups.values() if g.pulse), default=0.0)
+        return max(agent.lost_at, self.progress_at) + STALL_BEATS * (HEARTBEAT_SECONDS + slowest)
+
+
+def _works(view: Group) -> bool:
+    return view.state in (State.READY, State.ACTIVE) and view.ready is not None
