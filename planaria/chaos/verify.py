@@ -265,16 +265,18 @@ def _held_up(others: Sequence[Life], at_ns: int) -> int | None:
 
     The step in flight may still be committed with the victim's share, if that was on the wire already; then
     it is the one after it that waits. So of the first two gaps that end after the blow the longer one is
-    taken, which never flatters. Groups that were born later do not count.
+    taken, which never flatters. Groups that were born later do not count, nor do those that were lost
+    themselves before their second commit, unless nobody made two because the job ended.
     """
-    found = []
+    found: dict[bool, list[int]] = {True: [], False: []}
     for life in others:
         times = [commit.at_ns for commit in life.commits]
         before = [at for at in times if at <= at_ns]
         after = [at for at in times if at > at_ns][:2]
         if before and after:
-            found.append(max(pairwise([before[-1], *after]), key=lambda gap: gap[1] - gap[0])[1])
-    return min(found, default=None)
+            longer = max(pairwise([before[-1], *after]), key=lambda gap: gap[1] - gap[0])
+            found[len(after) == 2].append(longer[1])
+    return min(found[True] or found[False], default=None)
 
 
 def _back(injected: Injected, lives: Sequence[Life]) -> int | None:

@@ -11,30 +11,18 @@ member reports that it was adopted; until then the job goes on under the old one
 
 from __future__ import annotations
 
-import signal as signals
-
-from planaria.core.attendance import Attendance
 from planaria.core.fingerprint import misfit, odd_ones
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
-    Desired,
     Died,
-    Drain,
-    Event,
     Finished,
     Heartbeat,
     Hello,
-    JobSpec,
-    Kill,
     Member,
-    Order,
-    Publish,
     Quorum,
-    QuorumId,
     Ready,
-    Refuse,
     Report,
     Stop,
     Suspected,
@@ -42,35 +30,9 @@ from planaria.core.messages import (
     Trouble,
     Welcome,
 )
-from planaria.core.roster import (
-    CERTAINLY_GONE,
-    Effect,
-    Group,
-    GroupStatus,
-    JobStatus,
-    LineageRecord,
-    Persist,
-    Record,
-    Send,
-    State,
-    lineage_after,
-    status_of,
-)
+from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State
+from planaria.core.wishes import Wishes
 
-__all__ = [
-    "Effect",
-    "GroupStatus",
-    "JobStatus",
-    "Lighthouse",
-    "LineageRecord",
-    "Persist",
-    "Record",
-    "Send",
-]
-
-# Agents reconnect within tens of milliseconds of a lighthouse coming back and beat once a second, so three beats
-# are enough to hear from every agent that can be heard at all.
-REBUILD_WINDOW = 3.0
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
 TROUBLE_WINDOW = (0.02, 0.5)
@@ -85,41 +47,18 @@ SHORTEST_WAIT = 0.001
 EVENTS_KEPT = 200
 
 
-class Lighthouse:
+class Lighthouse(Wishes):
     """Membership of one job. ``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
-        self.job = job
-        self.epoch = epoch
-        self.spec: JobSpec | None = None
-        self.seen = Attendance()
-        self.current: Quorum | None = None  # in force
-        self.planned: Quorum | None = None  # published, not adopted yet
-        self._offered: dict[QuorumId, Quorum] = {}  # planned ones since the last change of force, withdrawn or not
-        # Some member holds, or held, a settled state. A founding record says that none did when it was made.
-        self.founded = last is not None and last.step >= 0
-        # Members of every quorum so far. Every exchange needs all members of its quorum, so while one of these has
-        # adopted none, no step was ever committed, and whoever is left can start from the states of the scripts.
-        self._untouched: set[Member] | None = set(last.members) if last is not None and not self.founded else None
-        self.stopped = ""  # reason, once the job cannot go on
-        self._last = last
-        self._lineage = last.lineage if last else ""
-        self._number = 0
-        self._rebuild_until: float | None = None
-        self._started_at: float | None = None
+        super().__init__(job, epoch, last)
         self._first_ready_at: float | None = None
-        self._trouble_at: float | None = None
         self._trouble_window = TROUBLE_WINDOW[0]
         self._stateless = NO_QUORUM  # a quorum whose roll call found nobody with a state that counts
         self._strikes = 0  # urgent quorums in a row that broke although nobody died
         self._strike_step = -1
         self._replan_at = 0.0
         self._replan_delay = REPLAN_DELAY[0]
-        self._warned: tuple[QuorumId, str] = (NO_QUORUM, "")
-        self._out: list[Effect] = []
-        self._events: list[Event] = []
-        if last is not None:
-            self.current = Quorum(last.id, last.members, ("",) * len(last.members), True, last.lineage)
 
     # --- events ----------------------------------------------------------------------------------------------
 
@@ -186,57 +125,6 @@ class Lighthouse:
         if (look := self.seen.next_look()) is not None:
             waits.append(min(look - self.seen.now, HEARTBEAT_SECONDS))
         return self.seen.now + max(min(waits), SHORTEST_WAIT) if waits else None
-
-    # --- the operator's verbs --------------------------------------------------------------------------------
-
-    def drain(self, group: int, now: float) -> list[Effect]:
-        """Leave ``group`` out from the next commit on. Raises ValueError with a sentence if that cannot be."""
-        view = self._need(group)
-        if not any(g is not view and not g.draining and self._usable(g) for g in self.seen.groups.values()):
-            raise ValueError(f"group {group} is the only one that works; draining it would end the job")
-        self._begin(now)
-        self._start_draining(view)
-        return self._end()
-
-    def scale(self, groups: int, now: float) -> list[Effect]:
-        """Ask for ``groups`` groups: the highest ones leave, or new ones are started by the agents."""
-        if self.spec is None:
-            raise ValueError("no agent has told this job's size yet; try again in a second")
-        if groups < 1:
-            raise ValueError(f"a job needs at least one group, not {groups}")
-        shards = next((g.ready.shards for g in self.seen.groups.values() if g.ready), None)
-        if shards is not None and groups > shards:
-            raise ValueError(f"the job has {shards} shards a step, so at most {shards} groups can work, not {groups}")
-        self._begin(now)
-        self.spec = JobSpec(self.spec.job, groups, min(self.spec.min_groups, groups), self.spec.policy)
-        views = self.seen.groups
-        working = sorted(g for g, v in views.items() if v.state not in CERTAINLY_GONE and not v.draining)
-        for group in working[groups:]:
-            self._start_draining(views[group])
-        for agent in self.seen.agents:
-            self._send(agent, Desired(groups))
-        self._event("scale", f"{groups} groups wanted")
-        return self._end()
-
-    def evict(self, group: int, now: float) -> list[Effect]:
-        """The operator says that ``group`` is dead, so no majority needs to wait for it. Raises ValueError with a
-        sentence if no other group holds the job's state."""
-        view = self._need(group)
-        if self.founded and not any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values()):
-            raise ValueError(f"group {group} is the only one that holds the state; evicting it would end the job")
-        self._begin(now)
-        view.state, view.note, view.evicted = State.DEAD, "evicted by an operator", True
-        self._event("evict", f"group {group} was evicted by an operator", group)
-        self._send(view.agent, Kill(group, int(signals.SIGKILL)))
-        return self._end()
-
-    def kill(self, group: int, signal: int, now: float) -> list[Effect]:
-        """Have ``signal`` sent to the group's processes."""
-        view = self._need(group)
-        self._begin(now)
-        self._event("kill", f"an operator sent signal {signal} to group {group}", group)
-        self._send(view.agent, Kill(group, signal))
-        return self._end()
 
     # --- what a report changes -------------------------------------------------------------------------------
 
@@ -397,9 +285,11 @@ class Lighthouse:
         uncertain = [m for m in base.members if not self.seen.certain(m) and m not in told]
         if uncertain and len(told & set(base.members)) <= len(uncertain):
             names = ", ".join(str(m.group) for m in uncertain)
-            self._warn(base, f"groups {names} of quorum {base.id} are out of reach and the others are no majority of it")
+            self._warn(base, f"groups {names} of quorum {base.id} are out of reach, the others are no majority of it")
             return
-        live = [g for g in tellable if not g.draining] or tellable
+        live = [g for g in tellable if not g.draining]
+        if not live or (self.founded and not any(g.settled for g in live)):
+            live = tellable  # whoever leaves stays until somebody has healed from it
         founding = self._may_go_on(base, live, uncertain)
         if founding is None:
             return
@@ -469,33 +359,6 @@ class Lighthouse:
             why = "; ".join(x for x in (joins and f"group {joins} joins", leaves and f"group {leaves} leaves") if x)
             self._publish(want, False, why, founding=not self.founded)
 
-    def _publish(self, chosen: list[Group], urgent: bool, reason: str, founding: bool) -> None:
-        chosen = sorted(chosen, key=lambda g: g.member)
-        members = tuple(g.member for g in chosen)
-        self._number += 1
-        id = QuorumId(self.epoch, self._number)
-        self._lineage = lineage_after(self._lineage, id, members)
-        addresses = tuple(g.ready.address if g.ready else "" for g in chosen)
-        quorum = Quorum(id, members, addresses, urgent, self._lineage, reason, founding)
-        told = set(members) | set(self.current.members if self.current else ())
-        if urgent:
-            told |= set(self.planned.members if self.planned else ())
-            self.current, self.planned, self._offered, self._trouble_at = quorum, None, {}, None
-            for view in self.seen.groups.values():
-                if view.member not in members:
-                    view.fenced = id
-        else:
-            self.planned = self._offered[id] = quorum
-        self._untouched = set(members) & (set(members) if self._untouched is None else self._untouched)
-        step = max(self.seen.top_step, 0) if self.founded else -1
-        self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, step)))
-        for member in sorted(told):
-            view = self.seen.of(member)
-            if view is not None and view.state not in CERTAINLY_GONE:
-                self._send(view.agent, Publish(member, quorum))
-        kind = "quorum" if urgent else "plan"
-        self._event(kind, f"quorum {id}: groups {', '.join(str(m.group) for m in members)} ({reason})")
-
     # --- small questions -------------------------------------------------------------------------------------
 
     def _gone(self, member: Member, trouble: bool) -> bool:
@@ -508,106 +371,9 @@ class Lighthouse:
         out = self.planned is not None and member not in self.planned.members
         return out and self._trouble_at is None and view is not None and view.draining
 
-    def _usable(self, view: Group) -> bool:
-        return self.seen.usable(view, self.current)
-
-    def _in_force(self, member: Member) -> bool:
-        return self.current is not None and member in self.current.members
-
     def _at_work(self, besides: Member) -> list[Ready]:
         views = self.seen.groups.values()
         return [v.ready for v in views if v.ready and v.state is State.ACTIVE and v.member != besides]
 
     def _founding_grace(self) -> float:
         return max(FOUNDING_GRACE, (self._first_ready_at or 0.0) - (self._started_at or 0.0))
-
-    def _need(self, group: int) -> Group:
-        view = self.seen.groups.get(group)
-        if view is None or view.state in CERTAINLY_GONE:
-            known = ", ".join(str(g) for g in sorted(self.seen.groups)) or "none"
-            raise ValueError(f"job {self.job} has no running group {group} (known groups: {known})")
-        return view
-
-    # --- small deeds -----------------------------------------------------------------------------------------
-
-    def _begin(self, now: float) -> None:
-        silent = self.seen.look(now)
-        if self._started_at is None:
-            self._started_at = self.seen.progress_at = self.seen.at
-            if self._last is not None:
-                self._rebuild_until = self.seen.at + REBUILD_WINDOW
-            self._event("epoch", f"lighthouse epoch {self.epoch} serves job {self.job}")
-        for agent in silent:
-            self._disconnect(agent)
-
-    def _end(self) -> list[Effect]:
-        self._decide()
-        out, self._out = self._out, []
-        return out
-
-    def _disconnect(self, agent: str) -> None:
-        if self.seen.lost(agent):
-            self._event("agent", f"agent {agent} is out of reach")
-
-    def _start_draining(self, view: Group) -> None:
-        view.draining = True
-        self._send(view.agent, Drain(view.member))
-        self._event("drain", f"{view.member} leaves after the next commit", view.member.group)
-
-    def _refuse(self, view: Group, reason: str) -> None:
-        view.state, view.note = State.REFUSED, reason
-        self._send(view.agent, Refuse(view.member, reason))
-        self._event("refuse", reason, view.member.group)
-
-    def _tell_again(self, agent: str) -> None:
-        """After a reconnect: what was published meanwhile, and standing wishes. Members ignore what they know."""
-        if self.spec is not None:
-            self._send(agent, Desired(self.spec.groups))
-        for view in self.seen.groups.values():
-            if view.agent != agent:
-                continue
-            if view.evicted:
-                self._send(agent, Kill(view.member.group, int(signals.SIGKILL)))
-            if view.ready is None or view.state in CERTAINLY_GONE:
-                continue
-            if view.draining:
-                self._send(agent, Drain(view.member))
-            for quorum in (self.current, self.planned):
-                if quorum is not None and quorum.id > view.adopted and quorum.addresses[0]:
-                    self._send(agent, Publish(view.member, quorum))
-
-    def _stop(self, reason: str) -> None:
-        self.stopped = reason
-        self._event("stop", reason)
-        for agent in self.seen.agents:
-            self._send(agent, Stop(reason))
-
-    def _warn(self, base: Quorum, text: str) -> None:
-        """For people: the job waits, for whom, and what they can do. Once for each quorum and reason."""
-        if self._warned != (base.id, text):
-            self._warned = (base.id, text)
-            self._event("majority", f"{text}; waiting for them (planaria evict GROUP declares one dead)")
-
-    def _send(self, agent: str, order: Order) -> None:
-        self._out.append(Send(agent, order))
-
-    def _event(self, kind: str, text: str, group: int = -1) -> None:
-        event = Event(self.seen.now, kind, text, group)
-        self._events = [*self._events[-EVENTS_KEPT + 1 :], event]
-        self._out.append(Record(event))
-
-    def snapshot(self) -> JobStatus:
-        """What ``planaria status`` shows."""
-        return JobStatus(
-            job=self.job,
-            epoch=self.epoch,
-            quorum=self.current,
-            planned=self.planned,
-            desired=self.spec.groups if self.spec else 0,
-            complete=self.seen.finished(),
-            groups=tuple(
-                status_of(view, self.seen.connected(view))
-                for view in sorted(self.seen.groups.values(), key=lambda g: g.member)
-            ),
-            events=tuple(self._events),
-        )

@@ -305,7 +305,9 @@ class Stepper:
         """All shards each rank will hold at the exchange: what it has, and what it computes."""
         if self.policy is Policy.SHRINK:
             table = slots(self.shards, self.groups)
-            return tuple(table[m.group] if m.group < len(table) else frozenset() for m in quorum.members)
+            owned = tuple(table[m.group] if m.group < len(table) else frozenset() for m in quorum.members)
+            # Groups that were added later have no slot. If only such are left, they share all.
+            return owned if any(owned) else contiguous(self.shards, weights)
         if not any(haves):
             return contiguous(self.shards, weights)
         kept = dedupe(self.shards, haves)
@@ -355,10 +357,11 @@ class Stepper:
         self._stopping = any(w.stop for w in words)
         named = {w.planned for w in words}
         self._switch = None
-        if self.target is not None and self.target.id == id and len(named) == 1:
-            if self.planned is not None and named == {self.planned.id} and self.planned.id == self._advertised:
-                self._switch = self.planned
-        if self.target is not None and self.target.id == id and self._switch is None:
+        if self.target is None or self.target.id != id:
+            return
+        if self.planned is not None and named == {self.planned.id} and self.planned.id == self._advertised:
+            self._switch = self.planned
+        else:
             weights = weights_of([w.seconds_per_shard for w in words])
             self._owned = self._share(self.target, [frozenset()] * len(words), weights)
 

@@ -52,24 +52,24 @@ class Coordinator:
         self.crash_after: int | None = None  # effects, for the fault "dies between two effects"
         self._streams: dict[str, tuple[Stream, End]] = {}
         self._wakeup: float | None = None
-        self._stop_seen = False
 
     def clock(self) -> float:
         return self.kernel.now + self.world.clock_offset
 
-    def accept(self, stream: Stream, end: End) -> None:
-        """A new stream: whose it is, its Hello says."""
-        end.on_message = lambda message: self._hear(stream, end, message)
+    def accept(self, agent: str, stream: Stream, end: End) -> None:
+        """A new stream. It counts from its Hello on; then an older one of the same agent ends."""
+        end.on_message = lambda message: self._hear(agent, stream, end, message)
         end.on_lost = lambda: self._lost(end)
 
-    def _hear(self, stream: Stream, end: End, message: object) -> None:
-        agent, report = message  # type: ignore[misc]
+    def _hear(self, agent: str, stream: Stream, end: End, message: object) -> None:
+        report: Report = message  # type: ignore[assignment]
         if isinstance(report, Hello):
             old = self._streams.get(agent)
             self._streams[agent] = (stream, end)
-            if old is not None and old[1] is not end:
+            if old is not None:
                 old[0].close(old[1])
-        if self._streams.get(agent, (None, None))[1] is end:
+                self._do(self.core.agent_lost(agent, self.clock()))
+        if agent in self._streams and self._streams[agent][1] is end:
             self.report(agent, report)
 
     def report(self, agent: str, report: Report) -> None:
@@ -113,9 +113,6 @@ class Coordinator:
                         stream.send(end, order)
                 case Record(event):
                     self.world.emit("event", event.group, "lighthouse {}: {}", self.core.epoch, event.text)
-        if self.core.stopped and not self._stop_seen:
-            self._stop_seen = True
-            self.world.check_stop(self.core.stopped)
         self._arm()
 
     def _arm(self) -> None:

@@ -119,6 +119,9 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
     def command(world: World, fault: Fault) -> None:
         coordinator = world.coordinator
         if coordinator is not None:
+            trainer = world.newest(fault.target)
+            if verb == "evict" and trainer is not None:
+                world.evicted.add(trainer.member)
             values = (fault.target, 9) if verb == "kill" else (fault.target,)
             world.emit("wish", fault.target, "operator: {} {}", verb, values)
             coordinator.process.post(lambda: coordinator.operate(verb, *values))

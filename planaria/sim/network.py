@@ -63,7 +63,7 @@ class Stream:
     def send(self, near: End, message: object) -> None:
         far = self.ends[1] if near is self.ends[0] else self.ends[0]
         if not near.lost and not self.broken:
-            self._carry(far, lambda: far.lost or far.on_message(message))  # type: ignore[func-returns-value]
+            self._carry(far, lambda: None if far.lost else far.on_message(message))
 
     def close(self, near: End) -> None:
         """One side gives the stream up; what it sent before still arrives."""

@@ -31,7 +31,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``expect``: "finished", or "stopped" if every holder of the state is meant to be lost."""
+    """``expect``: "finished", or "stopped" if every holder of the state is meant to be lost; empty: either, as long
+    as it is right. ``finishers``: who is meant to be there at the end, as "group.incarnation"; empty: whoever is."""
 
     about: str = ""
     seed: int = 0
@@ -42,14 +43,15 @@ class Scenario:
     shard_seconds: float = 0.06
     policy: Policy = Policy.REDISTRIBUTE
     faults: tuple[Fault, ...] = field(default=())
-    expect: str = ""  # empty: either, as long as it is right
+    expect: str = ""
+    finishers: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         whole = asdict(self)
         whole["policy"] = self.policy.value
         whole["faults"] = []
-        head = {k: v for k, v in whole.items() if k != "faults"}
-        lines = json.dumps(head, indent=1).rstrip("}\n")
+        head = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in whole.items() if k != "faults" and v not in ("", ())]
+        lines = "{\n" + ",\n".join(head)
         defaults = asdict(Fault(""))
         faults = [{k: v for k, v in asdict(f).items() if v != defaults[k]} for f in self.faults]
         listed = ",\n".join("  " + json.dumps(f) for f in faults)
@@ -62,6 +64,7 @@ class Scenario:
         if unknown := set(found) - known:
             raise ValueError(f"a scenario has no {sorted(unknown)}; it has {sorted(known)}")
         found["policy"] = Policy(found.get("policy", "redistribute"))
+        found["finishers"] = tuple(found.get("finishers", ()))
         found["faults"] = tuple(Fault(**f) for f in found.get("faults", ()))
         return Scenario(**found)
 
@@ -93,16 +96,22 @@ NODE_FAULTS = ("kill agent",)
 WISHES = ("drain", "scale", "operator kill", "evict")
 # What must not cost a step.
 PLANNED = ("drain", "scale", "slow")
-MOMENTS = (
-    "hear", "formed", "rolled", "heal", "healed", "exchange", "exchange", "exchange", "exchanged", "commit", "broken",
-    "finish", "start",
+MENUS = (
+    MEMBER_FAULTS,
+    MEMBER_FAULTS + CONTROL_FAULTS,
+    MEMBER_FAULTS + CONTROL_FAULTS + NODE_FAULTS + WISHES,
+    CONTROL_FAULTS,
+    PLANNED,
 )
+EVERY_STEP = ("exchange", "exchanged", "commit")
+MOMENTS = (*EVERY_STEP, *EVERY_STEP, "hear", "formed", "rolled", "heal", "healed", "broken", "finish", "start")
 
 
-def random_scenario(seed: int, base: Scenario) -> Scenario:
-    """The scenario of a seed: sizes vary around ``base``, faults come alone, in bursts and at tender moments."""
+def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Scenario:
+    """The scenario of a seed: sizes vary around ``base``, faults come alone, in bursts and at tender moments.
+    ``menu``: the kinds of faults to choose from; empty: one of MENUS."""
     rng = random.Random(seed * 2654435761 + 1)
-    groups = rng.randint(1, base.groups)
+    groups = rng.choice((1, 2, *range(2, base.groups + 1), *range(2, base.groups + 1)))
     shape = replace(
         base,
         seed=seed,
@@ -112,19 +121,11 @@ def random_scenario(seed: int, base: Scenario) -> Scenario:
         steps=rng.randint(2, base.steps),
         policy=Policy.SHRINK if rng.random() < 0.15 else base.policy,
     )
-    menu = rng.choice(
-        (
-            MEMBER_FAULTS,
-            MEMBER_FAULTS + CONTROL_FAULTS,
-            MEMBER_FAULTS + CONTROL_FAULTS + NODE_FAULTS + WISHES,
-            CONTROL_FAULTS,
-            PLANNED,
-        )
-    )
+    menu = menu or rng.choice(MENUS)
     faults: list[Fault] = []
-    at = rng.uniform(0.0, 4.0)
-    for _ in range(rng.randint(0 if menu is not PLANNED else 3, 7)):
-        at += rng.uniform(0.0, 0.3) if rng.random() < 0.5 else rng.uniform(0.3, 4.0)
+    at = rng.choice((rng.uniform(0.0, 1.5), rng.uniform(1.0, 2.5)))  # jobs start at about 1.5 s
+    for _ in range(rng.choice((1, 2, 3, 4, 6, 8, 10))):
+        at += rng.uniform(0.0, 0.3) if rng.random() < 0.6 else rng.uniform(0.3, 3.0)
         faults.append(_random_fault(rng, rng.choice(menu), at, shape))
     return replace(shape, faults=tuple(faults))
 
@@ -138,9 +139,13 @@ def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> 
         target = rng.randint(1, min(shape.shards, shape.groups + 2))
     elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent"):
         target = rng.randrange(shape.nodes)
-    if rng.random() < 0.5:
+    if rng.random() < 0.4:
         return Fault(kind, round(at, 3), target, other, round(seconds, 3))
     delay = rng.choice((0.0, rng.uniform(0.0, 0.02), rng.uniform(0.0, 0.2)))
-    whose = rng.choice((-1, target, rng.randrange(shape.groups)))
-    nth = rng.choice((rng.randint(1, 8), rng.randint(1, shape.steps), shape.steps))
-    return Fault(kind, round(delay, 4), target, other, round(seconds, 3), rng.choice(MOMENTS), whose, nth)
+    whose = rng.choice((-1, -1, target, rng.randrange(shape.groups)))
+    times = shape.steps if whose >= 0 else shape.steps * shape.groups
+    moment = rng.choice(MOMENTS)
+    nth = rng.randint(1, times) if moment in EVERY_STEP else rng.randint(1, 4 if whose >= 0 else 9)
+    if moment in EVERY_STEP and rng.random() < 0.15:
+        nth = times  # the last step is special: whoever leaves after it can help nobody any more
+    return Fault(kind, round(delay, 4), target, other, round(seconds, 3), moment, whose, nth)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planaria.core.messages import (
+    NO_QUORUM,
     Adopted,
     Desired,
     Died,
@@ -28,7 +29,6 @@ from planaria.core.messages import (
     Trouble,
     Welcome,
 )
-from planaria.core.messages import NO_QUORUM
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
 from planaria.sim.network import End, Stream
@@ -94,7 +94,7 @@ class Supervisor:
         stream = Stream(self.kernel, self.world.links, mine, theirs)
         mine.on_message = self._order
         mine.on_lost = lambda: self._lost(mine)
-        coordinator.accept(stream, theirs)
+        coordinator.accept(self.node, stream, theirs)
         self._stream, self._server = (stream, mine), coordinator.process
         self._heard_at = self.kernel.now
         config = self.world.config
@@ -129,7 +129,7 @@ class Supervisor:
     def _send(self, report: Report) -> None:
         if self._stream is not None:
             stream, end = self._stream
-            stream.send(end, (self.node, report))
+            stream.send(end, report)
 
     def _beat(self) -> None:
         """Once a second: a heartbeat, and a look whether the lighthouse still answers pings."""
@@ -186,6 +186,8 @@ class Supervisor:
         self.wanted = groups
 
     def _stop(self, reason: str) -> None:
+        if not self.stopped:
+            self.world.check_stop(reason)
         self.stopped = reason
         self.world.emit("stop", -1, "{} hears: {}", self.node, reason)
         for ward in self.wards.values():

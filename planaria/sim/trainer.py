@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from planaria.core import stepper as core
 from planaria.core.messages import ControlWord, Member, Phase, Pulse, Quorum, QuorumId, Ready, Report, Standing
-from planaria.sim.fabric import Result
 from planaria.core.tree import Node, merge_plan
+from planaria.sim.fabric import Result
 from planaria.sim.invariants import add, apply, gradient, reduce
 from planaria.sim.kernel import Process
 
@@ -156,7 +156,9 @@ class Trainer:
                     result = yield Collective(quorum, "roll call", standing, ROLL_TIME)
                     if (payloads := self._ended(quorum, result)) is not None:
                         standings = [p for p in payloads if isinstance(p, Standing)]
-                        self.world.check_roll_call(self.member, quorum, standings)
+                        self.world.checker.rolled(self.member, quorum)
+                        if stepper.target is not None and stepper.target.id == quorum and stepper.target.founding:
+                            self.world.check_founding(quorum, standings)
                         self._do(stepper.rolled(quorum, standings))
                         self._forget_uncounted()
                         self.world.emit("rolled", self.member.group, "{} at step {}", quorum, stepper.step)

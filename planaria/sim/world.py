@@ -69,6 +69,7 @@ class World:
         self.trainers: dict[Member, Trainer] = {}
         self.supervisors: dict[int, Supervisor] = {}
         self.speeds: dict[int, float] = {}
+        self.evicted: set[Member] = set()  # an operator took it upon himself
         self.busy = 0  # faults that last
         self.last_fault_at = 0.0
         self._incarnations: dict[int, int] = {}
@@ -175,7 +176,7 @@ class World:
         return [
             t
             for t in self.trainers.values()
-            if t.process.alive and (t.stepper.settled or t.stepper.step)
+            if t.process.alive and (t.stepper.settled or t.stepper.step) and t.member not in self.evicted
         ]
 
     def founders(self) -> list[Trainer]:
@@ -192,6 +193,9 @@ class World:
             verdict, failed = self._run(), False
             if self.config.expect and verdict != self.config.expect:
                 verdict, failed = f"ended as {verdict!r}, but {self.config.expect!r} is expected", True
+            there = tuple(sorted(f"{m.group}.{m.incarnation}" for m in self.checker.finishers))
+            if self.config.finishers and there != self.config.finishers:
+                verdict, failed = f"{there} finished, but {self.config.finishers} is expected", True
         except Violation as broken:
             verdict, failed = str(broken), True
             self.trace.add(self.kernel.now, "!!! {}", broken)
@@ -215,19 +219,17 @@ class World:
                 if trainer.process.alive and trainer.stepper.step and trainer.member not in quorum.members:
                     self.checker.fail(f"no member failed, but {quorum.id} leaves {trainer.describe()} out")
 
-    def check_roll_call(self, member: Member, id: QuorumId, standings: list[Standing]) -> None:
-        self.checker.rolled(member, id)
+    def check_founding(self, id: QuorumId, standings: list[Standing]) -> None:
+        """Members are about to begin with the newest complete states among them."""
         if not any(s.settled or s.step for s in standings):
             for veteran in self.veterans():
-                if veteran.stepper.target is None or veteran.stepper.target.id != id:
+                if veteran.stepper.step:
                     self.checker.fail(f"{id} starts afresh, but {veteran.describe()} has a state")
-        if not any(s.settled for s in standings):  # those who ended this very roll call a moment earlier are settled
-            for holder in self.holders():
-                if holder.stepper.target is None or holder.stepper.target.id != id:
-                    self.checker.fail(f"nobody in {id} has a state that counts, but {holder.describe()} holds one")
 
     def check_stop(self, reason: str) -> None:
         """Somebody says that the job cannot go on."""
+        if any(s.stopped for s in self.supervisors.values()):
+            return  # the first to hear of it has ended its groups
         if holders := ", ".join(t.describe() for t in self.veterans()):
             self.checker.fail(f"{holders}, but: {reason}")
         if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders()]):

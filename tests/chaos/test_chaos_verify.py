@@ -261,6 +261,20 @@ def test_the_fastest_of_the_others_counts_and_newborn_ones_do_not(story: Story) 
     assert cost(blow(Kind.KILL, Member(2, 0), 510), story.lives).recovery == pytest.approx(0.19)
 
 
+def test_a_group_that_is_lost_itself_right_after_is_no_witness(story: Story) -> None:
+    # Group 1 commits the step that group 2 had already fed, at 602, and dies too: that was no recovery.
+    story.life(0, commits=[*every_100(5, 4), (601, 4), (1100, 8), (1200, 8)])
+    story.life(1, commits=[*every_100(5, 4), (602, 4)])
+    story.life(2, commits=every_100(5, 4))
+    assert cost(blow(Kind.KILL, Member(2, 0), 600), story.lives).recovery == pytest.approx(0.5)
+
+
+def test_at_the_end_of_the_job_one_commit_is_all_there_is(story: Story) -> None:
+    story.life(0, commits=every_100(STEPS, 4))
+    story.life(1, commits=every_100(STEPS - 1, 4))
+    assert cost(blow(Kind.KILL, Member(1, 0), 920), story.lives).recovery == pytest.approx(0.08)
+
+
 def test_the_group_is_back_when_it_has_worked_again(story: Story) -> None:
     story.life(0, commits=every_100(STEPS, 8))
     story.life(1, commits=every_100(3, 4))

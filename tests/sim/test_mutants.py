@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planaria.core import stepper as core
-from planaria.core.messages import NO_QUORUM, ControlWord, Policy, Quorum, QuorumId, Standing
+from planaria.core.messages import NO_QUORUM, ControlWord, Policy, Quorum, QuorumId
 from planaria.core.quorum import Lighthouse
 from planaria.core.roster import Effect, Persist
 from planaria.core.stepper import Stepper
-from planaria.sim.scenario import Scenario, random_scenario
+from planaria.sim.scenario import CONTROL_FAULTS, MEMBER_FAULTS, PLANNED, Scenario, random_scenario
 from planaria.sim.world import World
 
 SEEDS = 400
@@ -135,15 +135,6 @@ class CondemnsTheSilent(Lighthouse):
         return self.seen.gone(member, True)
 
 
-class BelievesItsClock(Lighthouse):
-    """Does not notice that it was stopped, or that its clock jumped."""
-
-    def _begin(self, now: float) -> None:
-        for watch in (self.seen, *self.seen._beats.values()):
-            watch._clock.step = 1e9
-        super()._begin(now)
-
-
 class FoundsAgain(Lighthouse):
     """Starts from the states of the scripts although somebody who is out of reach or stopped holds a newer one."""
 
@@ -178,11 +169,16 @@ class ExpectsNoLeave(Lighthouse):
         return False
 
 
-def hunt(stepper: type[Stepper] = Stepper, lighthouse: type[Lighthouse] = Lighthouse, base: Scenario = BASE) -> str:
+def hunt(
+    stepper: type[Stepper] = Stepper,
+    lighthouse: type[Lighthouse] = Lighthouse,
+    base: Scenario = BASE,
+    menu: tuple[str, ...] = (),
+) -> str:
     """What the first seed that fails says; empty if none does."""
     for seed in range(SEEDS):
         try:
-            outcome = World(random_scenario(seed, base), stepper, lighthouse).run()
+            outcome = World(random_scenario(seed, base, menu), stepper, lighthouse).run()
         except (AssertionError, IndexError, KeyError, ValueError) as crash:
             return f"seed {seed}: {crash!r}"
         if outcome.failed:
@@ -190,45 +186,45 @@ def hunt(stepper: type[Stepper] = Stepper, lighthouse: type[Lighthouse] = Lighth
     return ""
 
 
-@pytest.mark.parametrize(
-    "stepper",
-    [
-        TakesStaleQuorums,
-        LosesAShard,
-        CountsAShardTwice,
-        CountsBeforeItHealed,
-        HealsUnnoticed,
-        TakesTheLaggard,
-        KeepsOldGradients,
-        SwitchesAlone,
-        SaysNothing,
-    ],
-)
-def test_a_mistake_in_the_stepper_is_found(stepper: type[Stepper]) -> None:
-    assert hunt(stepper=stepper)
+SHRINKING = replace(BASE, policy=Policy.SHRINK)
+STEPPERS: list[tuple[type[Stepper], Scenario, tuple[str, ...]]] = [
+    (TakesStaleQuorums, BASE, ()),
+    (LosesAShard, BASE, ()),
+    (CountsAShardTwice, BASE, ()),
+    (CountsBeforeItHealed, BASE, ()),
+    (HealsUnnoticed, BASE, MEMBER_FAULTS),
+    (TakesTheLaggard, BASE, MEMBER_FAULTS),
+    (KeepsOldGradients, BASE, ()),
+    (SwitchesAlone, BASE, PLANNED),
+    (SaysNothing, BASE, MEMBER_FAULTS),
+    (FinishesAlone, SHRINKING, MEMBER_FAULTS),  # elsewhere, whoever is left behind computes the same bits again
+]
+LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
+    (PublishesFirst, ()),
+    (ForgetsItsEpoch, CONTROL_FAULTS),
+    (TrustsTheDead, ()),
+    (CondemnsTheSilent, CONTROL_FAULTS),
+    (FoundsAgain, MEMBER_FAULTS),
+    (ForgetsVeterans, MEMBER_FAULTS),
+    (HurriesChanges, PLANNED),
+    (ExpectsNoLeave, PLANNED),
+]
 
 
-def test_leaving_early_is_found_where_bits_depend_on_it() -> None:
-    assert hunt(stepper=FinishesAlone, base=replace(BASE, policy=Policy.SHRINK))
+@pytest.mark.parametrize(("stepper", "base", "menu"), STEPPERS, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_mistake_in_the_stepper_is_found(
+    stepper: type[Stepper], base: Scenario, menu: tuple[str, ...]
+) -> None:
+    assert hunt(stepper=stepper, base=base, menu=menu)
 
 
-@pytest.mark.parametrize(
-    "lighthouse",
-    [
-        PublishesFirst,
-        ForgetsItsEpoch,
-        TrustsTheDead,
-        CondemnsTheSilent,
-        BelievesItsClock,
-        FoundsAgain,
-        ForgetsVeterans,
-        HurriesChanges,
-        ExpectsNoLeave,
-    ],
-)
-def test_a_mistake_in_the_lighthouse_is_found(lighthouse: type[Lighthouse]) -> None:
-    assert hunt(lighthouse=lighthouse)
+@pytest.mark.parametrize(("lighthouse", "menu"), LIGHTHOUSES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_mistake_in_the_lighthouse_is_found(lighthouse: type[Lighthouse], menu: tuple[str, ...]) -> None:
+    assert hunt(lighthouse=lighthouse, menu=menu)
 
 
-def test_a_standing_is_settled_only_by_healing_or_founding() -> None:
-    assert not Standing(0, False).settled
+@pytest.mark.parametrize("menu", [MEMBER_FAULTS, CONTROL_FAULTS, PLANNED], ids=["members", "control", "planned"])
+def test_without_a_mistake_nothing_is_found(menu: tuple[str, ...]) -> None:
+    for seed in range(40):
+        outcome = World(random_scenario(seed, BASE, menu)).run()
+        assert not outcome.failed, f"seed {seed}: {outcome.verdict}"

@@ -1,0 +1,69 @@
+"""What an operator may ask of a job: ``planaria drain``, ``scale``, ``evict`` and ``kill``."""
+
+from __future__ import annotations
+
+import signal as signals
+
+from planaria.core.ledger import Ledger
+from planaria.core.messages import Desired, JobSpec, Kill
+from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
+
+
+class Wishes(Ledger):
+    """Each verb returns effects, or raises ValueError with a sentence for people and changes nothing."""
+
+    def drain(self, group: int, now: float) -> list[Effect]:
+        """Leave ``group`` out from the next commit on. Raises ValueError with a sentence if that cannot be."""
+        view = self._need(group)
+        if not any(g is not view and not g.draining and self._usable(g) for g in self.seen.groups.values()):
+            raise ValueError(f"group {group} is the only one that works; draining it would end the job")
+        self._begin(now)
+        self._start_draining(view)
+        return self._end()
+
+    def scale(self, groups: int, now: float) -> list[Effect]:
+        """Ask for ``groups`` groups: the highest ones leave, or new ones are started by the agents."""
+        if self.spec is None:
+            raise ValueError("no agent has told this job's size yet; try again in a second")
+        if groups < 1:
+            raise ValueError(f"a job needs at least one group, not {groups}")
+        shards = next((g.ready.shards for g in self.seen.groups.values() if g.ready), None)
+        if shards is not None and groups > shards:
+            raise ValueError(f"the job has {shards} shards a step, so at most {shards} groups can work, not {groups}")
+        self._begin(now)
+        self.spec = JobSpec(self.spec.job, groups, min(self.spec.min_groups, groups), self.spec.policy)
+        views = self.seen.groups
+        working = sorted(g for g, v in views.items() if v.state not in CERTAINLY_GONE and not v.draining)
+        for group in working[groups:]:
+            self._start_draining(views[group])
+        for agent in self.seen.agents:
+            self._send(agent, Desired(groups))
+        self._event("scale", f"{groups} groups wanted")
+        return self._end()
+
+    def evict(self, group: int, now: float) -> list[Effect]:
+        """The operator says that ``group`` is dead, so no majority needs to wait for it. Raises ValueError with a
+        sentence if no other group holds the job's state."""
+        view = self._need(group)
+        if self.founded and not any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values()):
+            raise ValueError(f"group {group} is the only one that holds the state; evicting it would end the job")
+        self._begin(now)
+        view.state, view.note, view.evicted = State.DEAD, "evicted by an operator", True
+        self._event("evict", f"group {group} was evicted by an operator", group)
+        self._send(view.agent, Kill(group, int(signals.SIGKILL)))
+        return self._end()
+
+    def kill(self, group: int, signal: int, now: float) -> list[Effect]:
+        """Have ``signal`` sent to the group's processes."""
+        view = self._need(group)
+        self._begin(now)
+        self._event("kill", f"an operator sent signal {signal} to group {group}", group)
+        self._send(view.agent, Kill(group, signal))
+        return self._end()
+
+    def _need(self, group: int) -> Group:
+        view = self.seen.groups.get(group)
+        if view is None or view.state in CERTAINLY_GONE:
+            known = ", ".join(str(g) for g in sorted(self.seen.groups)) or "none"
+            raise ValueError(f"job {self.job} has no running group {group} (known groups: {known})")
+        return view
