@@ -28,8 +28,8 @@ check: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-proto: env
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. planaria/wire/control.proto
+proto:
+	PYTHON=$(PYTHON) sh tools/protos.sh
 
 # Lines of code, blank lines and comments not counted; generated code left out.
 loc:

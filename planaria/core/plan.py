@@ -215,9 +215,10 @@ def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
     if not late or not finished:  # one that died early in its end proves nothing about the others
         return _Decision()
     until = min(g.since for g in finished) + spec.finish_grace
-    if now < until:
-        return _Decision(due=[until])
-    return _Decision([Kill(g.group, "the job finished without it") for g in late])
+    # One that holds the state may be at its own last commit; one that never did has nobody left to heal from.
+    hopeless = [g for g in late if now >= until or not g.settled]
+    actions: list[Action] = [Kill(g.group, "the job finished without it") for g in hopeless]
+    return _Decision(actions, due=[until] if len(hopeless) < len(late) else [])
 
 
 def _bad_input(seen: Observed) -> Finish | None:

@@ -11,6 +11,8 @@ member reports that it was adopted; until then the job goes on under the old one
 
 from __future__ import annotations
 
+import signal as signals
+
 from planaria.core.fingerprint import misfit, odd_ones
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
@@ -20,6 +22,7 @@ from planaria.core.messages import (
     Finished,
     Heartbeat,
     Hello,
+    Kill,
     Member,
     Quorum,
     Ready,
@@ -130,6 +133,8 @@ class Lighthouse(Wishes):
 
     def _ready(self, agent: str, report: Ready) -> None:
         view = self._view(agent, report.member)
+        if view is not None and view.evicted:
+            self._send(agent, Kill(report.member.group, int(signals.SIGKILL)))  # it is not dead after all
         if view is None or view.state in CERTAINLY_GONE:
             return
         in_force = self._in_force(report.member)
@@ -176,8 +181,7 @@ class Lighthouse(Wishes):
             self._replan_at = self.seen.at + self._replan_delay
             self._replan_delay = min(2 * self._replan_delay, REPLAN_DELAY[1])
             self._event("trouble", f"{report.member}: planned quorum {report.quorum}: {report.text}")
-        elif self.current is not None and report.quorum >= self.current.id and self._in_force(report.member):
-            # The quorum in force, or a withdrawn planned one that the members took all the same.
+        elif self.current is not None and report.quorum == self.current.id and self._in_force(report.member):
             if self._trouble_at is None:
                 self._trouble_at = self.seen.at
             self._event("trouble", f"{report.member} at step {report.step}: {report.text}", report.member.group)

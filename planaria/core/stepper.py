@@ -384,6 +384,9 @@ class Stepper:
             self.target, self._switch, self._rolled = self._switch, None, None
             if self.me not in self.target.members:
                 self._ending = Leave(f"group {self.me.group} was drained")
+            else:
+                # Said before the roll call: should that fail, the lighthouse must know which quorum is in force.
+                effects.append(Tell(Adopted(self.me, self.target.id, self.step)))
         elif self.step >= self.total:
             self._rolled = None  # farewell: see that everybody is there before leaving
         return effects

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planaria.core.messages import NO_QUORUM, Finished, Member, Quorum, QuorumId, Standing
+from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
 from planaria.sim.coordinator import Coordinator, Store
@@ -60,6 +60,7 @@ class World:
             config.policy,
             calm=all(f.kind in PLANNED for f in config.faults),
             steady=all(f.kind in CONTROL_FAULTS for f in config.faults),
+            parting=config.policy is Policy.SHRINK and any(f.kind in PLANNED for f in config.faults),
         )
         self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
         self.store = Store()
@@ -214,6 +215,8 @@ class World:
 
     def check_publish(self, quorum: Quorum) -> None:
         self.checker.published(quorum, {record.id for record in self.store.records[-9:]})
+        if quorum.urgent and not quorum.founding and self.checker.calm:
+            self.checker.fail(f"only planned changes were asked for, but {quorum.id} is urgent: {quorum.reason}")
         if quorum.urgent and self.checker.steady:
             for trainer in self.trainers.values():
                 if trainer.process.alive and trainer.stepper.step and trainer.member not in quorum.members:

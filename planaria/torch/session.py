@@ -49,6 +49,7 @@ class Session:
         self._lock = threading.Lock()
         self._news = 0  # rises with everything that may end a wait
         self._failure: Exception | None = None
+        self._closed = False
         self._control: Control | None = None
         self._store = None if self.alone else RendezvousStore(settings.host)
 
@@ -70,6 +71,8 @@ class Session:
     # --- news, on the control thread and on helper threads ---------------------------------------------------
 
     def _on_order(self, order: Order) -> None:
+        if self._closed:
+            return  # the script is on its way out: what it leaves behind is the others' business
         match order:
             case Publish():
                 self._told(lambda: self.stepper.hear(order.quorum))
@@ -87,6 +90,8 @@ class Session:
                 pass  # for the agent, not for a rank
 
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
+        if self._closed:
+            return
         if error is None:
             self._told(lambda: self.stepper.formed(id))
         else:
@@ -205,4 +210,6 @@ class Session:
 
     def close(self) -> None:
         """Give the communicators up. The control thread stays: it ends the process if the agent dies."""
+        with self._lock:
+            self._closed = True
         self.communicators.close()

@@ -284,6 +284,7 @@ def _ready_out(ready: Ready) -> pb.Ready:
         initial=name(ready.initial, "a digest", empty=True),
         shards=count(ready.shards, "the number of shards"),
         total_steps=count(ready.total_steps, "the number of steps"),
+        after=encode_quorum_id(ready.after),
     )
 
 
@@ -295,6 +296,7 @@ def _ready_in(ready: pb.Ready) -> Ready:
         name(ready.initial, "a digest", empty=True),
         count(ready.shards, "the number of shards"),
         count(ready.total_steps, "the number of steps"),
+        decode_quorum_id(ready.after),
     )
 
 

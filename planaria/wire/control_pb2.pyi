@@ -165,20 +165,22 @@ class Fact(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps")
+    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INITIAL_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     member: Member
     address: str
     fingerprint: _containers.RepeatedCompositeFieldContainer[Fact]
     initial: str
     shards: int
     total_steps: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ...) -> None: ...
+    after: QuorumId
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("member", "quorum", "step")

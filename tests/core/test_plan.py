@@ -251,10 +251,15 @@ def test_whoever_has_made_the_last_step_may_evaluate_and_save_for_long() -> None
 
 def test_whoever_came_too_late_is_ended() -> None:
     asked = spec(2, finish_grace=10.0)
-    view = seen(group(0, FINISHED, since=NOW), group(1, settled=False))
+    view = seen(group(0, FINISHED, since=NOW), group(1))
     assert plan(asked, view, NOW + 9) == []
     assert next_wakeup(asked, view, NOW + 9) == NOW + 10
     assert plan(asked, view, NOW + 10) == [Kill(1, "the job finished without it")]
+
+
+def test_a_joiner_that_never_settled_is_ended_with_the_job() -> None:
+    view = seen(group(0, FINISHED, since=NOW), group(1, settled=False))
+    assert [type(action) for action in plan(spec(2, finish_grace=10.0), view, NOW)] == [Kill]
 
 
 def test_exit_code_zero_before_the_last_step_is_a_failure_like_others() -> None:

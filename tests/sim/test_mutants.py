@@ -54,13 +54,6 @@ class CountsBeforeItHealed(Stepper):
         return effects
 
 
-class HealsUnnoticed(Stepper):
-    """A transfer that was complete just as a newer quorum was heard is taken for one that never was."""
-
-    def healed(self, id: QuorumId) -> list[core.Effect]:
-        return [] if self._heal is None else super().healed(id)
-
-
 class TakesTheLaggard(Stepper):
     """Members that are a step behind are taken to be in step."""
 
@@ -192,7 +185,6 @@ STEPPERS: list[tuple[type[Stepper], Scenario, tuple[str, ...]]] = [
     (LosesAShard, BASE, ()),
     (CountsAShardTwice, BASE, ()),
     (CountsBeforeItHealed, BASE, ()),
-    (HealsUnnoticed, BASE, MEMBER_FAULTS),
     (TakesTheLaggard, BASE, MEMBER_FAULTS),
     (KeepsOldGradients, BASE, ()),
     (SwitchesAlone, BASE, PLANNED),

@@ -78,7 +78,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Hello, names, texts, specs),
     st.builds(Synced),
     st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
-    st.builds(Ready, members, names, facts, texts, counts, counts),
+    st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids),
     st.builds(Adopted, members, quorum_ids, counts),
     st.builds(Trouble, members, quorum_ids, counts, texts),
     st.builds(Finished, members, counts, texts),
