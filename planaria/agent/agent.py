@@ -197,7 +197,7 @@ class Agent:
                 report = Died(change.member, change.cause)
                 self.link.tell(report)
                 self.told.record(report)
-                asyncio.get_running_loop().call_soon(self._ended, change)
+                asyncio.get_running_loop().call_soon(self._ended, change, time.monotonic_ns())
             case Started():
                 self._started_any = True
                 if (life := self.lives.of(change.member)) is not None:
@@ -208,7 +208,7 @@ class Agent:
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
 
-    def _ended(self, change: Ended) -> None:
+    def _ended(self, change: Ended, at_ns: int) -> None:
         life = self.lives.of(change.member)
         if life is None or not life.alive:
             return
@@ -218,7 +218,7 @@ class Agent:
         life.state = ended_state(life, change.returncode)
         life.ended, life.exit_code = now, change.returncode
         if life.settled and life.state in (GroupState.DEAD, GroupState.REFUSED):
-            self._recoveries.died(life.member, quorum)
+            self._recoveries.died(life.member, quorum, at_ns)
         failure = failure_of(life, change.returncode, change.cause)
         life.message = failure.message if failure.reported or change.returncode is None else ""
         if life.state is GroupState.DEAD:
@@ -229,7 +229,7 @@ class Agent:
             if life.ready and change.returncode == EXIT_INTERRUPTED:
                 self.events.add("stop", f"{life.member} was asked to stop by another group's agent", life.member.group)
                 self.stop_in_order(signal.SIGINT)
-            else:
+            elif not (life.being_killed and self.lives.complete):  # it came too late for the job: nothing was lost
                 self.failures.append(failure)
         text = f"{life.member} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
         if self._stopping and change.returncode == EXIT_INTERRUPTED:
@@ -284,6 +284,11 @@ class Agent:
                 if life.state is GroupState.DRAINING and life.phase is Phase.PARKED and not life.being_killed:
                     life.being_killed = "it was drained"  # it waits for a quorum that will not come
                     self._delete(life, signal.SIGTERM)
+        for life in self.lives.newly_left():
+            text = f"group {life.member.group} left at step {life.step} of its own accord (exit code 0 before the last"
+            ended = {"incarnation": life.member.incarnation, "step": life.step}
+            self.events.add("left", f"{text} step); the others go on", life.member.group, ended)
+            self.orders.let_go(life)
         for dead, seconds, step in self._recoveries.closed(self._commits):
             text = f"the others went on {seconds:.3f} s after {dead} was lost"
             facts = {"seconds": round(seconds, 6), "group": dead.group, "step": step}
@@ -333,7 +338,9 @@ class Agent:
                 case planning.Drain():
                     self.orders.ask_drain(action.group)
                 case planning.Finish():
-                    self.finish(action.exit_code, action.reason)
+                    trained = self.committed or self.lives.trained
+                    empty = action.exit_code == 0 and not trained
+                    self.finish(action.exit_code, "the script ended without taking a step" if empty else action.reason)
 
     def _observed(self) -> Observed:
         # Groups below the first one belong to other agents: for the plan their numbers are taken.

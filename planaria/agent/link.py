@@ -24,6 +24,8 @@ from planaria.wire.status import decode_event
 _PAUSE = (0.05, 1.0)
 # A second of silence after the start is normal for a lighthouse that starts too; after three, people want to know.
 _UNREACHABLE_AFTER = 3.0
+# People who look at a job that does not begin should not have to wait for the reason, nor drown in it.
+_REMIND_SECONDS = 30.0
 # A lighthouse answers an operator within milliseconds, or is not there.
 _DRAIN_SECONDS = 1.0
 
@@ -66,7 +68,7 @@ class Link:
         """Keep a stream to the lighthouse at ``address`` (host:port) open until cancelled."""
         self.address = address
         self._channel = open_channel(address)
-        watchdog = asyncio.get_running_loop().call_later(_UNREACHABLE_AFTER, self._note_unreachable)
+        watchdog = asyncio.get_running_loop().create_task(self._watch_silence(self._channel))
         try:
             pause = 0.0
             while True:
@@ -76,6 +78,7 @@ class Link:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         finally:
             watchdog.cancel()
+            await asyncio.gather(watchdog, return_exceptions=True)
             await self._channel.close(None)
 
     async def drain(self, job: str, group: int) -> None:
@@ -174,9 +177,28 @@ class Link:
         elif self._outbox is not None:
             self._on_note("link", f"the lighthouse at {self.address} refused the stream: {why}")
 
-    def _note_unreachable(self) -> None:
-        if self.epoch == 0:
-            self._on_note("link", f"no lighthouse answers at {self.address} yet; trying on")
+    async def _watch_silence(self, channel: grpc.aio.Channel) -> None:
+        """Say again and again, until a lighthouse is heard for the first time, that and why there is none."""
+        pause = _UNREACHABLE_AFTER
+        while True:
+            await asyncio.sleep(pause)
+            pause = _REMIND_SECONDS
+            why = await _trouble(channel)
+            if self.epoch:
+                return
+            if why:
+                self._on_note("link", f"no lighthouse answers at {self.address} yet ({why}); trying on")
+
+
+async def _trouble(channel: grpc.aio.Channel) -> str:
+    """Why nothing can be asked of a lighthouse; empty if it can. The stream itself only waits for a connection."""
+    try:
+        await LighthouseStub(channel).Status(pb.StatusRequest(), timeout=_DRAIN_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "no answer in time"
+        return _reason(error)
+    return ""
 
 
 def _reason(error: grpc.RpcError) -> str:

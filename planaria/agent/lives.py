@@ -43,6 +43,7 @@ class Life:
     ended: float = 0.0
     exit_code: int | None = None
     message: str = ""
+    left: bool = False  # told to people: it ended in peace although there was more to do
     settle_seconds: float = math.nan  # from creation to work in a quorum
 
     @property
@@ -177,6 +178,31 @@ class Lives:
     def of(self, member: Member) -> Life | None:
         life = self.groups.get(member.group)
         return life if life is not None and life.member == member else None
+
+    @property
+    def trained(self) -> bool:
+        """Whether any of them took a step, or found that all were taken."""
+        return any(life.done or life.step > 0 for life in self.groups.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the job's last step is committed, as far as these groups tell."""
+        return any(life.done or life.state is GroupState.FINISHED for life in self.groups.values())
+
+    def newly_left(self) -> list[Life]:
+        """Groups that ended with exit code 0 while others went on beyond their last step, each of them once.
+
+        That the others went on is what tells it from a loop that all leave alike.
+        """
+        furthest = max((life.step for life in self.alive()), default=0)
+        gone = [
+            life
+            for life in self.groups.values()
+            if life.state is GroupState.FINISHED and not life.done and not life.left and furthest > life.step
+        ]
+        for life in gone:
+            life.left = True
+        return gone
 
     def alive(self) -> list[Life]:
         return [life for life in self.groups.values() if life.alive]

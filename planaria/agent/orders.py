@@ -24,6 +24,7 @@ from planaria.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
+    from planaria.agent.lives import Life
 
 
 class Orders:
@@ -70,6 +71,12 @@ class Orders:
             )
             self._asking[group] = task
             task.add_done_callback(lambda _: self._asking.pop(group, None))
+
+    def let_go(self, life: Life) -> None:
+        """A group left by itself in mid-training. Like a drained one it is not replaced, and ends nothing."""
+        self._drained.add(life.member)
+        self.total -= 1
+        life.state = GroupState.DRAINED
 
     def _publish(self, order: Publish) -> None:
         self._agent.hub.send(order.member, order)

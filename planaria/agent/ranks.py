@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +19,9 @@ from planaria.wire.frames import read_frame, write_frame
 # The kernel's limit for the path of a Unix socket is 108 bytes, the closing zero included.
 _LONGEST_PATH = 107
 _NAME = "agent"
+_PREFIX = "planaria-"
+# A socket that is bound but does not listen yet refuses connections too, for microseconds; a paused machine included.
+_SWEEP_AFTER = 60.0
 
 
 class RankHub:
@@ -38,6 +44,7 @@ class RankHub:
         self._writers: dict[Member, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        _sweep(Path(tempfile.gettempdir()))
         self._directory = _private_directory()
 
     @property
@@ -116,8 +123,32 @@ def _speaker(report: Report) -> Member:
 
 def _private_directory() -> Path:
     """A new directory that only this user can enter, with a path short enough for a socket."""
-    directory = Path(tempfile.mkdtemp(prefix="planaria-"))
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
     if len(str(directory / _NAME).encode()) > _LONGEST_PATH:
         directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="planaria-", dir="/tmp"))
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
     return directory
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what agents of this user left behind that were killed before they could do it themselves."""
+    for path in parent.glob(f"{_PREFIX}*/{_NAME}"):
+        with suppress(OSError):
+            facts = path.lstat()
+            old = time.time() - facts.st_mtime > _SWEEP_AFTER
+            if facts.st_uid == os.getuid() and old and path.is_socket() and _refuses(path):
+                path.unlink()
+                path.parent.rmdir()  # only if it is empty: whatever else is in there is not ours
+
+
+def _refuses(path: Path) -> bool:
+    """Whether nobody listens on the socket. Never waits: a listener that is busy is there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

@@ -15,6 +15,10 @@ class _Open:
     quorum: QuorumId  # in force when it died
     first_step: dict[Member, int] = field(default_factory=dict)  # the first commit that counts, by survivor
 
+    def survivor(self, report: Adopted) -> None:
+        if report.quorum > self.quorum:
+            self.first_step.setdefault(report.member, report.step + 1)
+
 
 class RecoveryTimes:
     """A recovery ends with the first commit that a survivor makes under a newer quorum: a commit right after the death
@@ -22,14 +26,20 @@ class RecoveryTimes:
 
     def __init__(self) -> None:
         self._open: dict[Member, _Open] = {}
+        self._newest: dict[Member, Adopted] = {}
 
-    def died(self, member: Member, quorum: QuorumId) -> None:
-        self._open[member] = _Open(time.monotonic_ns(), quorum)
+    def died(self, member: Member, quorum: QuorumId, at_ns: int | None = None) -> None:
+        """``at_ns``: when, on the monotonic clock; now if not given."""
+        self._open[member] = _Open(time.monotonic_ns() if at_ns is None else at_ns, quorum)
+        self._newest.pop(member, None)
+        # The survivors' answer to the death may have come in before the death itself was looked into.
+        for report in self._newest.values():
+            self._open[member].survivor(report)
 
     def adopted(self, report: Adopted) -> None:
+        self._newest[report.member] = report
         for recovery in self._open.values():
-            if report.quorum > recovery.quorum:
-                recovery.first_step.setdefault(report.member, report.step + 1)
+            recovery.survivor(report)
 
     def closed(self, commits: Callable[[Member], list[tuple[int, int]]]) -> list[tuple[Member, float, int]]:
         """(who had died, seconds until the commit, its step) of the recoveries that are over by now.

@@ -34,7 +34,12 @@ class Summary:
             return "finished"
         return "stopped" if self.exit_code > 128 else "failed"
 
+    @property
+    def path(self) -> Path:
+        return self.directory / "summary.json"
+
     def write(self) -> None:
+        """Write it whole or not at all. Raises OSError."""
         content = {
             "job": self.job,
             "outcome": self.outcome,
@@ -47,7 +52,9 @@ class Summary:
             "first_failure": _fields(self.failures[0]) if self.failures else None,
             "failures": [_fields(failure) for failure in self.failures],
         }
-        (self.directory / "summary.json").write_text(json.dumps(content, indent=2) + "\n")
+        draft = self.directory / "summary.json.partial"
+        draft.write_text(json.dumps(content, indent=2) + "\n")
+        draft.rename(self.path)
 
     def text(self) -> str:
         lost = len(self.failures)

@@ -19,6 +19,7 @@ from planaria.chaos import report, schedule, session
 from planaria.chaos.schedule import Kind
 from planaria.chaos.verify import Record, read_records
 from planaria.cli.chaos_view import View, Waiting
+from planaria.cli.logdir import check_writable
 from planaria.errors import PlanariaError, UsageError
 
 EXIT_INTERRUPTED = 130
@@ -42,6 +43,8 @@ def chaos(
     chosen = schedule.parse_kinds(kinds)
     gap = schedule.parse_seconds(every)
     _check(script, groups, kills, Kind.PARTITION in chosen)
+    if json_file is not None:
+        check_writable(json_file, "--json")
     faults = schedule.random_schedule(seed, chosen, groups, kills, gap)
     directory = new_directory(log_dir, "chaos")
     what = session.Script(script, tuple(args or ()), groups, shards)

@@ -14,12 +14,16 @@ from planaria.chaos import plot as plots
 from planaria.chaos.schedule import demo_schedule
 from planaria.chaos.session import Script
 from planaria.cli.chaos import Proof, new_directory, prove
+from planaria.cli.logdir import check_writable
+from planaria.demo.files import text_files
 from planaria.errors import UsageError
 
 GROUPS = 4
 SHARDS = 8
 # Enough for every fault to find the job at full strength again after the one before.
 LEAST_STEPS = 60
+# Bytes of a sample, as the script has it when it is told nothing.
+LENGTH = 64
 
 
 def demo(
@@ -39,6 +43,9 @@ def demo(
         raise UsageError(f"the demo's faults need at least {LEAST_STEPS} steps, not {steps}")
     if plot is not None:
         plots.require(plot)
+    if json_file is not None:
+        check_writable(json_file, "--json")
+    text_files(data, LENGTH)  # before anything starts, not in four processes that have imported torch
     args = ["--steps", str(steps), "--seed", str(seed), *(["--data", data] if data else [])]
     script = Path(str(resources.files("planaria.demo").joinpath("tiny_lm.py")))
     proof = Proof(True, json_file, {"demo": True, "data": data, "steps": steps, "seed": seed}, plot, all_faults=True)

@@ -8,24 +8,32 @@ import os
 import signal as signals
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from planaria.cli.logdir import lives, read_run, read_summary
 from planaria.core.messages import NO_QUORUM, Event
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.errors import UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.lighthouse.http import plain
+from planaria.wire.checks import MAX_GROUP
 
 ENVIRONMENT = "PLANARIA_LIGHTHOUSE"
 EVENTS_SHOWN = 8
+_COLUMNS = ("group", "incarnation", "state", "phase", "step", "loss", "step time", "pid", "agent", "last event")
+_NUMBERS = frozenset({"group", "incarnation", "step", "loss", "step time", "pid"})
+# Left out in this order where there is no room: state and phase are what people look for, and the events are
+# below the table too.
+_DISPENSABLE = ("agent", "last event", "pid", "step time", "incarnation")
+_LEAST_EVENT = 24  # characters of a line of the last event, below which it cannot be read
 
 JobOption = Annotated[str, typer.Option("--job", help="Which job, if the lighthouse has several.")]
 AddressOption = Annotated[
@@ -35,13 +43,16 @@ AddressOption = Annotated[
 LogDirOption = Annotated[
     Path | None, typer.Option("--log-dir", help="The --log-dir of the run, to find its lighthouse and job.")
 ]
-GroupArgument = Annotated[int, typer.Argument(metavar="GROUP", min=0, help="Number of the replica group.")]
+GroupArgument = Annotated[
+    int, typer.Argument(metavar="GROUP", min=0, max=MAX_GROUP, help="Number of the replica group.")
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     address: str
     job: str  # empty: the only one
+    directory: Path | None = field(default=None, compare=False)  # of the run that named it
 
 
 def status(
@@ -51,8 +62,15 @@ def status(
     log_dir: LogDirOption = None,
 ) -> None:
     """Show what a job's groups are doing."""
-    with _connect(job, lighthouse, log_dir) as (client, name):
-        seen = client.status(name)
+    target = find(job, lighthouse, log_dir)
+    try:
+        with OperatorClient(target.address) as client:
+            seen = client.status(target.job)
+    except UsageError:
+        if (summary := _summary(target)) is None:
+            raise
+        typer.echo(json.dumps(summary) if as_json else ended(summary))
+        return
     if as_json:
         typer.echo(json.dumps(plain(seen), allow_nan=False))
     else:
@@ -101,6 +119,8 @@ def scale(
     log_dir: LogDirOption = None,
 ) -> None:
     """Change the number of groups while the job runs."""
+    if groups > MAX_GROUP:
+        raise UsageError(f"a job can have at most {MAX_GROUP} groups, not {groups}")
     with _connect(job, lighthouse, log_dir) as (client, name):
         typer.echo(client.scale(groups, name))
 
@@ -124,29 +144,63 @@ def find(job: str, lighthouse: str | None, log_dir: Path | None) -> Target:
         return _of_run(log_dir / "run.json", job)
     if os.environ.get(ENVIRONMENT):
         return Target(os.environ[ENVIRONMENT], job)
-    runs = sorted(Path("planaria_logs").glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    return _of_run(_likeliest(job), job)
+
+
+def _likeliest(job: str) -> Path:
+    """The run below here that is meant: the one that lives, else the newest."""
+    runs = _runs()
     if not runs:
         raise UsageError(
             f"no lighthouse is known: give --lighthouse host:port or --log-dir, set {ENVIRONMENT}, "
             "or call this where a run has made ./planaria_logs"
         )
-    return _of_run(runs[-1], job)
+    living = []
+    for path in runs:
+        with suppress(UsageError):  # one that cannot be read is looked at only if there is no other
+            if (run := read_run(path)) is not None and lives(path.parent, run):
+                living.append((path, str(run["job"])))
+    living = [(path, name) for path, name in living if name == job] or living
+    if len({name for _, name in living}) > 1:
+        known = ", ".join(f"{path.parent} (job {name})" for path, name in living)
+        raise UsageError(f"several runs live below here; say which with --log-dir: {known}")
+    return living[-1][0] if living else runs[-1]
+
+
+def _runs() -> list[Path]:
+    """The run.json files below here, the newest last."""
+    found = []
+    for path in Path("planaria_logs").glob("*/run.json"):
+        with suppress(OSError):  # removed in this moment
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
 
 
 def _of_run(path: Path, job: str) -> Target:
-    try:
-        run = json.loads(path.read_text())
-        return Target(str(run["lighthouse"]), job or str(run["job"]))
-    except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror}); is that the --log-dir of a run?") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} does not describe a run ({type(error).__name__}: {error})") from None
+    run = read_run(path)
+    if run is None:
+        raise UsageError(f"there is no {path}; is that the --log-dir of a run?")
+    return Target(str(run["lighthouse"]), job or str(run["job"]), path.parent)
+
+
+def _summary(target: Target) -> dict[str, Any] | None:
+    """The last words of the run that the target was read from."""
+    return read_summary(target.directory, target.job) if target.directory is not None else None
+
+
+def ended(summary: dict[str, Any]) -> str:
+    """A sentence about a run that has ended."""
+    facts = f"exit code {summary.get('exit_code')}, {summary.get('step')} steps committed"
+    return f"job {summary.get('job')} has ended: {summary.get('reason')} ({facts})"
 
 
 def signal_number(text: str) -> int:
     """9 for "9", "KILL" or "SIGKILL"; UsageError for what is no signal."""
-    if text.isdigit():
-        return int(text)
+    if text.lstrip("-").isdecimal():
+        number = int(text)
+        if number not in signals.valid_signals():
+            raise UsageError(f"there is no signal {number}; give one of 1 to {max(signals.valid_signals())}, or a name")
+        return number
     try:
         return int(signals.Signals["SIG" + text.upper().removeprefix("SIG")])
     except KeyError:
@@ -159,27 +213,28 @@ def signal_number(text: str) -> int:
 def show(console: Console, job: JobStatus) -> None:
     """Print one job: a headline, a line per group, the last events."""
     console.print(f"job [bold]{escape(job.job)}[/bold]  {escape(headline(job))}")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in (
-        "group",
-        "incarnation",
-        "state",
-        "phase",
-        "step",
-        "loss",
-        "step time",
-        "pid",
-        "agent",
-        "last event",
-    ):
-        right = column in ("group", "incarnation", "step", "loss", "step time", "pid")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column != "last event")
     last = {event.group: event for event in job.events}
-    for group in job.groups:
-        table.add_row(*(escape(cell) for cell in row(group, last.get(group.member.group))))
-    console.print(table)
+    rows = [row(group, last.get(group.member.group)) for group in job.groups]
+    console.print(_table(rows, console.width))
     for event in job.events[-EVENTS_SHOWN:]:
         console.print(escape(event_line(event)), style="dim", highlight=False)
+
+
+def _table(rows: list[list[str]], width: int) -> Table:
+    """The groups, without the columns for which a terminal of ``width`` characters has no room."""
+    widths = [max(len(cell) for cell in column) for column in zip(_COLUMNS, *rows, strict=True)]
+    widths[-1] = min(widths[-1], _LEAST_EVENT)  # it may be broken into lines
+    shown = list(range(len(_COLUMNS)))
+    for name in _DISPENSABLE:
+        if sum(widths[index] + 2 for index in shown) - 2 > width:  # two blanks between columns
+            shown.remove(_COLUMNS.index(name))
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for index in shown:
+        column = _COLUMNS[index]
+        table.add_column(column, justify="right" if column in _NUMBERS else "left", no_wrap=column != "last event")
+    for cells in rows:
+        table.add_row(*(escape(cells[index]) for index in shown))
+    return table
 
 
 def headline(job: JobStatus) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from planaria.agent.agent import EXIT_INTERRUPTED
 from planaria.cli import options as opts
+from planaria.cli.logdir import directory_given
 from planaria.cli.options import RunOptions
 from planaria.cli.supervise import supervise
 
@@ -46,7 +47,13 @@ def run(
     reduction: Annotated[str, _option("--reduction", help="tree (bit-exact) or fast.")] = "tree",
     module: Annotated[bool, _option("-m", "--module", help="SCRIPT is the name of a module, as in python -m.")] = False,
     log_dir: Annotated[
-        Path | None, _option("--log-dir", help="Directory of this run; default: ./planaria_logs/<job>.")
+        Path | None,
+        _option(
+            "--log-dir",
+            help="Directory of this run; default: ./planaria_logs/<job>.",
+            parser=directory_given,
+            metavar="DIRECTORY",
+        ),
     ] = None,
     tee: Annotated[
         bool, _option("-t", "--tee", help="Show the ranks' output although --quiet or --live would not.")

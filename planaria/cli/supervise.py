@@ -18,18 +18,19 @@ from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
+from planaria.cli.logdir import held, move_aside
 from planaria.cli.options import RunOptions
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 
-_TRACES = ("run.json", "events.jsonl", "summary.json", "lighthouse.log", "lighthouse.db*", "forkserver.log", "rg*")
 # Of all that is recorded, what a person at the terminal wants to know at once.
 _SHOWN = frozenset(
     {
         "exit",
         "kill",
+        "left",
         "lighthouse",
         "link",
         "quorum",
@@ -49,9 +50,14 @@ _LONGEST_BACKOFF = 30.0
 
 
 async def supervise(options: RunOptions) -> int:
-    """Run the job; its exit code. Leaves no process behind."""
+    """Run the job; its exit code. Leaves no process behind. UsageError if another run uses the log directory."""
+    with held(options.log_dir):
+        move_aside(options.log_dir)
+        return await _supervise(options)
+
+
+async def _supervise(options: RunOptions) -> int:
     began = time.monotonic()
-    _move_aside(options.log_dir)
     events = EventLog(options.log_dir / "events.jsonl")
     pump = LogPump()
     view = LiveView(options.job) if options.live and sys.stderr.isatty() else None
@@ -182,19 +188,11 @@ def _conclude(options: RunOptions, outcome: Outcome, seconds: float) -> int:
         options.log_dir,
         outcome.failures,
     )
-    summary.write()
+    try:
+        summary.write()
+    except OSError as error:
+        with suppress(OSError):
+            print(f"planaria: cannot write {summary.path} ({error.strerror})", file=sys.stderr)
     with suppress(OSError):
         print(summary.text(), file=sys.stderr, flush=True)
     return outcome.exit_code
-
-
-def _move_aside(directory: Path) -> None:
-    """An earlier run's traces in the same directory are kept, where they cannot be taken for this run's."""
-    found = [path for pattern in _TRACES for path in directory.glob(pattern)]
-    if not found:
-        return
-    number = 1 + sum(1 for _ in directory.glob("earlier-*"))
-    aside = directory / f"earlier-{number}"
-    aside.mkdir()
-    for path in found:
-        path.rename(aside / path.name)

@@ -244,6 +244,7 @@ class Lighthouse(Wishes):
             self._found()
             return
         trouble = self._trouble_at is not None and self.seen.at >= self._trouble_at + self._trouble_window
+        trouble = trouble or self._unheard(current)
         gone = [m for m in current.members if self._gone(m, trouble) and not self._leaving(m)]
         if gone or trouble or self._stateless == current.id:
             self._replace(current, gone)
@@ -262,10 +263,14 @@ class Lighthouse(Wishes):
         if not known and self.seen.at < self._rebuild_until:
             return True
         self._rebuild_until = None
-        views = [v for m in members if (v := self.seen.of(m)) is not None]
-        if self.current is not None and any(v.adopted != self.current.id for v in views):
-            self._trouble_at = self.seen.at - self._trouble_window  # it may never have reached them: make a new one
         return False
+
+    def _unheard(self, current: Quorum) -> bool:
+        """Whether a quorum of an earlier life of the lighthouse never reached some member, as far as that one says."""
+        if current.id.epoch == self.epoch:
+            return False
+        views = [v for m in current.members if (v := self.seen.of(m)) is not None and v.state not in CERTAINLY_GONE]
+        return any(v.adopted != current.id and self.seen.connected(v) for v in views)
 
     def _found(self) -> None:
         """The first quorum: wait for the groups that were asked for, but not for ever."""

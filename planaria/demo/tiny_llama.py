@@ -1,15 +1,12 @@
-"""A byte-level language model of the Llama family, and text to train it on. Plain PyTorch, nothing of
-Planaria."""
+"""A byte-level language model of the Llama family in plain PyTorch, and text to train it on."""
 
 from __future__ import annotations
-
-import sysconfig
-from glob import glob
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from planaria.demo.files import text_files
 
 BYTES = 256  # the vocabulary
 
@@ -18,19 +15,12 @@ class Text:
     """All files that match ``pattern``, one after the other, as pairs of byte sequences.
 
     Sample ``i`` is ``(x, y)``, both int64 ``[length]``: ``y[t]`` is the byte that follows ``x[t]``. Without
-    a pattern the text is the source code of Python's own standard library. Raises FileNotFoundError or
-    ValueError with a sentence.
+    a pattern the text is the source code of Python's own standard library. Raises UsageError if nothing
+    matches, or not enough for a sample.
     """
 
     def __init__(self, pattern: str | None = None, length: int = 64) -> None:
-        pattern = pattern or str(Path(sysconfig.get_paths()["stdlib"], "*.py"))
-        # Sorted, because every group must see the same text in the same order.
-        files = [path for path in sorted(glob(pattern, recursive=True)) if Path(path).is_file()]
-        if not files:
-            raise FileNotFoundError(f"no file matches {pattern!r}")
-        text = b"".join(Path(path).read_bytes() for path in files)
-        if len(text) <= length:
-            raise ValueError(f"{pattern!r} matches {len(text)} bytes of text; a sample needs {length + 1}")
+        text = b"".join(path.read_bytes() for path in text_files(pattern, length))
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self.length = length
 

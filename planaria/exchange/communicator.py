@@ -346,7 +346,7 @@ class Communicators:
         began = time.monotonic()
         try:
             life._live(self._host, timeout)
-        except CommunicatorError as error:
+        except Exception as error:  # whatever it is: somebody waits to be told
             life.fail(CommunicatorError(f"quorum {life.quorum_id} was not formed: {error}"))
         with self._lock:
             if life.error is None and self._lives.get(life.quorum_id) is life:

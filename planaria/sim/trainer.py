@@ -158,7 +158,7 @@ class Trainer:
                         standings = [p for p in payloads if isinstance(p, Standing)]
                         self.world.checker.rolled(self.member, quorum)
                         if stepper.target is not None and stepper.target.id == quorum and stepper.target.founding:
-                            self.world.check_founding(quorum, standings)
+                            self.world.check_founding(stepper.target, standings)
                         self._do(stepper.rolled(quorum, standings))
                         self._forget_uncounted()
                         self.world.emit("rolled", self.member.group, "{} at step {}", quorum, stepper.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
+from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
 from planaria.sim.coordinator import Coordinator, Store
@@ -71,7 +71,6 @@ class World:
         self.supervisors: dict[int, Supervisor] = {}
         self.speeds: dict[int, float] = {}
         self.evicted: set[Member] = set()  # an operator took it upon himself
-        self.busy = 0  # faults that last
         self.last_fault_at = 0.0
         self._incarnations: dict[int, int] = {}
         self._waiting: list[Fault] = []  # faults that wait for an event
@@ -131,11 +130,9 @@ class World:
         """``end`` undoes a fault after ``seconds``."""
 
         def over() -> None:
-            self.busy -= 1
             self.last_fault_at = self.kernel.now
             end()
 
-        self.busy += 1
         self.kernel.after(seconds, over)
 
     def _strike(self, fault: Fault) -> None:
@@ -222,12 +219,12 @@ class World:
                 if trainer.process.alive and trainer.stepper.step and trainer.member not in quorum.members:
                     self.checker.fail(f"no member failed, but {quorum.id} leaves {trainer.describe()} out")
 
-    def check_founding(self, id: QuorumId, standings: list[Standing]) -> None:
+    def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""
         if not any(s.settled or s.step for s in standings):
             for veteran in self.veterans():
-                if veteran.stepper.step:
-                    self.checker.fail(f"{id} starts afresh, but {veteran.describe()} has a state")
+                if veteran.stepper.step and veteran.member not in quorum.members:
+                    self.checker.fail(f"{quorum.id} starts afresh, but {veteran.describe()} has a state")
 
     def check_stop(self, reason: str) -> None:
         """Somebody says that the job cannot go on."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planaria.core.messages import Order, Report
-from planaria.errors import EXIT_FAILED, PlanariaError, UsageError
+from planaria.errors import EXIT_FAILED, UsageError
 from planaria.wire.frames import FrameReader, send_frame
 from planaria.wire.page import ProgressPage
 
@@ -66,8 +66,8 @@ class Control:
         try:
             for order in FrameReader(_Beating(self._socket, self._page)):
                 self._on_order(order)
-        except PlanariaError as error:
-            self._die(f"{self._where}: {error}")
+        except Exception as error:  # a rank that hears nothing any more must not go on
+            self._die(f"{self._where}: the control thread failed: {error}")
         if not self._closing:
             self._agent_gone()
 

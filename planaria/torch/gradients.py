@@ -189,6 +189,18 @@ class GradientStore:
         they are not written again until a ``begin_step(recycle=True)``. Not while a shard is in hand."""
         return self._lend(self._buckets[bucket], self._held)
 
+    def keep(self, shards: frozenset[int]) -> frozenset[int]:
+        """Forget what is held of all other shards (another member's count). A sum cannot be taken apart, so one that
+        holds others too is forgotten whole. Returns the shards held then. Not while a shard is in hand."""
+        kept = tuple(n for n in self._held if all(s in shards for s in range(n.start, n.stop)))
+        for bucket in self._buckets:
+            for node in [n for n in bucket.sums if n not in kept]:
+                slab = bucket.sums.pop(node)
+                (bucket.retired if slab.lent else bucket.free).append(slab)
+        self._held = kept
+        self._have = frozenset(s for n in kept for s in range(n.start, n.stop))
+        return self._have
+
     def freeze(self) -> None:
         """An exchange was interrupted: what was handed out may be read by an old communicator at any later time.
         Such buffers are never written again, not in this step nor in any other."""

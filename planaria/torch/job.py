@@ -95,12 +95,12 @@ class Job:
             raise UsageError("job.steps can be called once; put all steps into one loop")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
-        named, buffers = self._parameters()
+        parameters, buffers = self._tensors()
         self._started = True
         facts: dict[str, Any] = {"metrics": []}
         state = ProtectedState(**self._protected, planaria=facts)
         session = Session(self.settings, self._page)
-        worker = Worker(session, state, facts, named, buffers, self._overlap, self._allow_unused)
+        worker = Worker(session, state, facts, parameters, buffers, self._overlap, self._allow_unused)
         prints = fingerprint(state, self.settings)
 
         def ready(address: str) -> Ready:
@@ -109,19 +109,21 @@ class Job:
         session.start(ready)
         return worker
 
-    def _parameters(self) -> tuple[list[tuple[str, torch.nn.Parameter]], list[tuple[str, torch.Tensor]]]:
+    def _tensors(self) -> tuple[list[tuple[str, torch.nn.Parameter]], list[tuple[str, torch.nn.Module, str]]]:
+        """All parameters of the protected modules, tied ones once, and where their buffers are."""
         modules = {k: v for k, v in self._protected.items() if isinstance(v, torch.nn.Module)}
         if not modules:
             raise UsageError("job.protect(model=...) must name the model before job.steps")
         named: dict[int, tuple[str, torch.nn.Parameter]] = {}
-        buffers: dict[int, tuple[str, torch.Tensor]] = {}
+        buffers: dict[int, tuple[str, torch.nn.Module, str]] = {}
         for key, module in modules.items():
             for name, parameter in module.named_parameters():
-                if parameter.requires_grad:
-                    named.setdefault(id(parameter), (f"{key}.{name}", parameter))
-            for name, buffer in module.named_buffers():
-                buffers.setdefault(id(buffer), (f"{key}.{name}", buffer))
-        if not named:
+                named.setdefault(id(parameter), (f"{key}.{name}", parameter))
+            for path, owner in module.named_modules():
+                for name, buffer in owner.named_buffers(recurse=False):
+                    where = ".".join(filter(None, (key, path, name)))
+                    buffers.setdefault(id(buffer), (where, owner, name))
+        if not any(parameter.requires_grad for _, parameter in named.values()):
             raise UsageError(
                 f"the protected {', '.join(modules)} has no parameters that need gradients: nothing to train"
             )

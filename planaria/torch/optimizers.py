@@ -23,6 +23,7 @@ class OptimizerPart(Part):
         super().__init__(name, type(optimizer).__qualname__)
         self._optimizer = optimizer
         self._parameter_names = parameter_names
+        self._marked: list[dict[str, Any]] = []
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -35,10 +36,19 @@ class OptimizerPart(Part):
         parameter = self._parameters()[index]
         return f"{self.name}.state[{self._parameter_names.get(id(parameter), index)}]"
 
+    def mark(self) -> None:
+        self._marked = self._groups()  # the state itself changes in optimizer.step only
+
     def pack(self, tensors: list[Tensor]) -> Any:
+        return self._pack(self._groups(), tensors)
+
+    def pack_marked(self, tensors: list[Tensor]) -> Any:
+        return self._pack(self._marked, tensors)
+
+    def _pack(self, hyperparameters: list[dict[str, Any]], tensors: list[Tensor]) -> Any:
         groups = [
             plain.pack(group, tensors, f"{self.name}.param_groups[{index}]")
-            for index, group in enumerate(self._groups())
+            for index, group in enumerate(hyperparameters)
         ]
         state = [
             [index, plain.pack(self._optimizer.state[parameter], tensors, self._path(index))]

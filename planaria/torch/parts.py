@@ -144,6 +144,13 @@ class Part:
     def pack(self, tensors: list[Tensor]) -> Any:
         raise NotImplementedError
 
+    def mark(self) -> None:
+        """Remember the plain data as it is now. Called at every step boundary, so it must be cheap."""
+
+    def pack_marked(self, tensors: list[Tensor]) -> Any:
+        """As ``pack``, with the plain data of the last ``mark``."""
+        return self.pack(tensors)
+
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
         raise NotImplementedError
 
@@ -237,9 +244,16 @@ class DictPart(Part):
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
         super().__init__(name, "dict")
         self._value = value
+        self._marked: tuple[Any, list[Tensor]] = (None, [])
 
     def pack(self, tensors: list[Tensor]) -> Any:
         return plain.pack(self._value, tensors, self.name)
+
+    def mark(self) -> None:
+        self._marked = _packed(self)
+
+    def pack_marked(self, tensors: list[Tensor]) -> Any:
+        return plain.pack(plain.unpack(*self._marked), tensors, self.name)
 
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
         if type(plain.unpack(body, sources)) is not dict:
@@ -261,9 +275,16 @@ class StatefulPart(Part):
         super().__init__(name, type(value).__qualname__)
         self._value = value
         self._before: tuple[Any, list[Tensor]] = (None, [])
+        self._marked: tuple[Any, list[Tensor]] = (None, [])
 
     def pack(self, tensors: list[Tensor]) -> Any:
         return plain.pack(self._value.state_dict(), tensors, self.name)
+
+    def mark(self) -> None:
+        self._marked = _packed(self)
+
+    def pack_marked(self, tensors: list[Tensor]) -> Any:
+        return plain.pack(plain.unpack(*self._marked), tensors, self.name)
 
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
         plain.unpack(body, sources)
@@ -279,6 +300,11 @@ class StatefulPart(Part):
 
     def put_back(self) -> None:
         self._value.load_state_dict(plain.unpack(*self._before))
+
+
+def _packed(part: Part) -> tuple[Any, list[Tensor]]:
+    tensors: list[Tensor] = []
+    return part.pack(tensors), tensors
 
 
 class Copies(Sequence[Tensor]):

@@ -17,14 +17,14 @@ import xxhash
 from planaria.core.messages import ControlWord, QuorumId, Standing
 from planaria.errors import ProtocolError, UsageError
 
-VERSION = 1
+VERSION = 2
 _ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
 _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
 _WORD = struct.Struct("<qQQd?")
 _COUNTS = struct.Struct("<IIH")  # records, bytes of a presence bitmap, metrics per record
 _RECORD = struct.Struct("<Iq")
-_STANDING = struct.Struct("<q?dI16s")
+_STANDING = struct.Struct("<q?dQQI16s")
 DIGEST_BYTES = 16
 
 
@@ -158,7 +158,10 @@ def encode_standing(standing: Standing, shards: int, digest: bytes = b"") -> byt
     if standing.have and not 0 <= min(standing.have) <= max(standing.have) < shards:
         raise ProtocolError(f"a standing claims shards {sorted(standing.have)} of a job of {shards}")
     held = pack_presence([shard in standing.have for shard in range(shards)])
-    head = _STANDING.pack(standing.step, standing.settled, standing.weight, shards, digest)
+    under = standing.under
+    head = _STANDING.pack(
+        standing.step, standing.settled, standing.weight, under.epoch, under.number, shards, digest
+    )
     return _seal(_STANDING_KIND, head + held, standing_bytes(shards))
 
 
@@ -168,14 +171,14 @@ def decode_standing(data: bytes, shards: int) -> tuple[Standing, bytes]:
     body = _unseal(_STANDING_KIND, data)
     if len(body) < _STANDING.size:
         raise ProtocolError("a roll-call entry is cut short")
-    step, settled, weight, theirs, digest = _STANDING.unpack_from(body, 0)
+    step, settled, weight, epoch, number, theirs, digest = _STANDING.unpack_from(body, 0)
     if theirs != shards:
         raise ProtocolError(f"a peer's job has {theirs} shards, this one {shards}")
     if not (math.isfinite(weight) and weight >= 0):
         raise ProtocolError(f"a peer's weight is {weight}")
     held = unpack_presence(body[_STANDING.size :], shards)
     have = frozenset(shard for shard, flag in enumerate(held) if flag)
-    return Standing(step, settled, have, weight), digest
+    return Standing(step, settled, have, weight, QuorumId(epoch, number)), digest
 
 
 # --- shared ---------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Session:
         self.bell = Bell()
         self.communicators = Communicators(settings.member, settings.host, self.bell, self._on_formed)
         self.stepper: Stepper  # set by start
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._news = 0  # rises with everything that may end a wait
         self._failure: Exception | None = None
         self._closed = False
@@ -103,7 +103,7 @@ class Session:
 
     def _told(self, change: Callable[[], Sequence[core.Effect]]) -> None:
         """Change the stepper's state and carry out what follows, in order, under the lock."""
-        with self._lock:
+        with self.lock:
             for effect in change():
                 self._carry_out(effect)
         self._ring()
@@ -141,7 +141,7 @@ class Session:
             seen = self._news
             if self._failure is not None:
                 raise self._failure
-            with self._lock:
+            with self.lock:
                 action = self.stepper.next()
             match action:
                 case core.Wait():
@@ -194,11 +194,11 @@ class Session:
         self._told(lambda: self.stepper.broken(id, text))
 
     def shard_done(self, shard: int) -> None:
-        with self._lock:
+        with self.lock:
             self.stepper.shard_done(shard)
 
     def work(self) -> core.Exchange:
-        with self._lock:
+        with self.lock:
             return self.stepper.work()
 
     def change(self, step: Callable[[Stepper], Sequence[core.Effect]]) -> None:
@@ -210,6 +210,6 @@ class Session:
 
     def close(self) -> None:
         """Give the communicators up. The control thread stays: it ends the process if the agent dies."""
-        with self._lock:
+        with self.lock:
             self._closed = True
         self.communicators.close()

@@ -35,17 +35,41 @@ class ProtectedState:
         flat = _flattened(objects)
         names = _parameter_names(flat)
         self._objects = list(flat.values())
+        self._watched: list[Tensor] | None = None  # parameters and buffers, looked up at the first mark
+        self._versions = 0
         self._parts: dict[str, Part] = {name: make_part(name, value, names) for name, value in flat.items()}
 
     def protects(self, value: object) -> bool:
         """Whether this very object is part of the state."""
         return any(each is value for each in self._objects)
 
-    def capture(self) -> tuple[bytes, list[Tensor]]:
+    def mark(self) -> None:
+        """A step begins: what ``capture(marked=True)`` gives until the next mark is the state of this moment."""
+        for part in self._parts.values():
+            part.mark()
+        self._versions = self._tensor_versions()
+
+    def _tensor_versions(self) -> int:
+        if self._watched is None:
+            modules = [value for value in self._objects if isinstance(value, nn.Module)]
+            self._watched = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        return sum(tensor._version for tensor in self._watched)
+
+    def capture(self, marked: bool = False) -> tuple[bytes, list[Tensor]]:
         """(manifest, tensors). Deterministic in order; the tensors are contiguous and share memory with the living
-        ones wherever those are dense. Raises UsageError if something in a state is no plain data."""
+        ones wherever those are dense. Raises UsageError if something in a state is no plain data.
+
+        ``marked``: the user's code is in the middle of a step, so the plain data is taken from the last ``mark``;
+        UsageError if that code has changed a protected tensor since, which nobody could undo.
+        """
+        if marked and self._versions != self._tensor_versions():
+            raise UsageError(
+                "a protected module was changed in the loop's body before step.batches had ended, so its state cannot "
+                "be given to a group that comes back; change modules after the batches, where the optimizer steps"
+            )
         tensors: list[Tensor] = []
-        bodies = {name: part.pack(tensors) for name, part in self._parts.items()}
+        pack = [(name, part.pack_marked if marked else part.pack) for name, part in self._parts.items()]
+        bodies = {name: method(tensors) for name, method in pack}
         specs = [spec_of(tensor) for tensor in tensors]
         manifest = {
             "version": VERSION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from planaria.errors import UsageError
 from planaria.torch.data import ShardedSource
 from planaria.torch.worker import Worker
 
@@ -12,7 +13,9 @@ from planaria.torch.worker import Worker
 class Step:
     """One optimizer step over the whole global batch.
 
-    ``index`` counts from 0. If this group heals while it is inside a step, the index moves on with the state.
+    ``index`` counts from 0. If this group has to take a newer state from its peers while it is inside the body, the
+    index moves on, the body ends on zero gradients, whatever it did to protected objects is taken back, and it runs
+    again for the right step. So a body may run once more than there are steps.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -33,11 +36,14 @@ class Step:
 
         Before each shard the gradients are cleared and the random generators seeded from (seed, step, shard). Call
         ``backward`` exactly once for every batch. When the iterator ends, every ``.grad`` holds the mean over all
-        shards of the step, final and equal on every group: then step the optimizer.
+        shards of the step, final and equal on every group: then step the optimizer. The gradients are valid until the
+        next step's batches: clone them to keep them.
 
         Nothing that happens to other groups is raised here. Raises UsageError for what the script itself does
         wrong, NonFiniteError if a gradient is NaN or infinite.
         """
+        if self.exchanged:
+            raise UsageError(f"step {self.index}: step.batches can be gone through once; put all of the step into it")
         yield from self._worker.batches(data)
         self.exchanged = True
 

@@ -49,23 +49,23 @@ SMOOTHING = 0.2
 
 
 class Worker:
-    """One per job. ``named`` are the parameters that need gradients, each once; ``facts`` is a part of ``state``: what
-    Planaria itself must know after healing."""
+    """One per job. ``parameters`` are all of the protected modules, each once, and ``buffers`` say where theirs are;
+    ``facts`` is a part of ``state``: what Planaria itself must know after healing."""
 
     def __init__(
         self,
         session: Session,
         state: ProtectedState,
         facts: dict[str, Any],
-        named: list[tuple[str, torch.nn.Parameter]],
-        buffers: list[tuple[str, Tensor]],
+        parameters: list[tuple[str, torch.nn.Parameter]],
+        buffers: list[tuple[str, torch.nn.Module, str]],
         overlap: bool,
         allow_unused: bool,
     ) -> None:
         self.session = session
         self.settings = session.settings
         self.state = state
-        self.named = named
+        self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
         self._facts = facts
         self.seconds_per_shard = 0.0
@@ -83,8 +83,9 @@ class Worker:
         self._data: ShardedSource | None = None
         self._store_step = -1
         self._present = self.settings.shards  # shards in the newest sum
-        self._healed: tuple[bytes, list[Tensor]] | None = None  # kept while user code may still touch the state
-        self._over = False  # the last step was taken from peers in the middle of a step
+        self._inside = False  # user code is in the loop's body
+        self._healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
+        self._trainable = [(name, p, p.requires_grad) for name, p in parameters]
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -101,10 +102,15 @@ class Worker:
 
     def begin_step(self) -> bool:
         """Wait until there is work on a step. False: all steps are committed."""
-        action = self.session.advance(self._transfer)
-        self._healed = None
-        seeding.seed_begin(self.settings.seed, self.step)
-        return self._goes_on(action)
+        self._inside = False
+        goes_on = self._goes_on(self.session.advance(self._transfer))
+        if goes_on:
+            self._check_trainable()
+            if not self.session.alone:
+                self.state.mark()
+            seeding.seed_begin(self.settings.seed, self.step)
+        self._inside = True
+        return goes_on
 
     def _goes_on(self, action: core.Action) -> bool:
         match action:
@@ -126,10 +132,10 @@ class Worker:
 
     def commit(self) -> None:
         """The user's code has applied the step."""
-        if self._over and self._healed is not None:
-            # The last step was taken from peers while the user's code was inside a step: whatever that code did
-            # since then (an optimizer step without gradients, a scheduler step) must not stand.
+        if self._healed is not None:
+            # Healed inside the body: whatever its code did, before (for another step) or since, must not stand.
             self.state.restore(*self._healed)
+            self._healed = None
             return
         stepper = self.session.stepper
         step, quorum = stepper.step, stepper.target.id if stepper.target else NO_QUORUM
@@ -158,15 +164,15 @@ class Worker:
         self._bind(data)
         while True:
             action = self.session.advance(self._transfer)
+            if self._healed is not None or not self._goes_on(action):
+                self._void()
+                return
+            self._reconcile()
             match action:
                 case core.Compute():
                     yield from self._shard(action, data)
                 case core.Exchange():
                     if self._reduce(action):
-                        return
-                case _:
-                    if not self._goes_on(action):
-                        self._nothing_left()
                         return
 
     def _bind(self, data: ShardedSource) -> None:
@@ -183,11 +189,30 @@ class Worker:
                 f"{self.settings.where}, step {self.step}: one job reads one dataset; combine them into one"
             )
 
-    def _nothing_left(self) -> None:
-        """Healed past the last step while inside a step: the user's code gets no gradients to apply."""
-        self._over = True
+    def _void(self) -> None:
+        """This group took another step's state from its peers while the user's code was in the body: what that code
+        did so far was for a step that is past. The body ends on zero gradients, its effects are taken back, and it
+        runs again for the right step."""
         for _, parameter in self.named:
-            parameter.grad = None
+            parameter.grad = torch.zeros_like(parameter)
+
+    def _reconcile(self) -> None:
+        """Hold exactly the shards that the roll call counted for this member."""
+        self._fresh_step()
+        counted = frozenset(self.session.stepper.have)
+        if self._store.have != counted:
+            held = self._store.keep(counted)
+            self._records = {shard: record for shard, record in self._records.items() if shard in held}
+            with self.session.lock:
+                self.session.stepper.have &= held
+
+    def _check_trainable(self) -> None:
+        for name, parameter, needed in self._trainable:
+            if parameter.requires_grad != needed:
+                raise UsageError(
+                    f"{self.settings.where}, step {self.step}: requires_grad of {name} was {needed} when the steps "
+                    f"began and is {not needed} now; which parameters are trained must be settled before job.steps"
+                )
 
     def _fresh_step(self) -> None:
         if self._store_step != self.step:
@@ -198,7 +223,6 @@ class Worker:
             self._store_step = self.step
 
     def _shard(self, action: core.Compute, data: ShardedSource) -> Iterator[Any]:
-        self._fresh_step()
         exchange = self._begin(self.session.work()) if action.last and self._overlap else None
         started = time.perf_counter()
         self.session.show(Phase.COMPUTING, action.shard)
@@ -206,14 +230,14 @@ class Worker:
         on_bucket = exchange.submit if exchange is not None else None
         self._store.begin_shard(action.shard, on_bucket, micro_batches=data.micro_batches)
         self._recorded = {}
-        versions = [b._version for _, b in self._buffers]
+        before = self._buffers_now()
         for batch in data.batches(action.step, action.shard):
             yield batch
             self._store.micro_batch_done()
             if self.session.page is not None:
                 self.session.page.beat()
         presence = self._store.end_shard()
-        self._check_buffers(versions, action)
+        self._check_buffers(before, action)
         metrics = self._shard_metrics()
         self._records[action.shard] = ShardRecord(action.shard, presence, metrics, data.cursor_after(action.shard))
         self.session.shard_done(action.shard)
@@ -241,10 +265,15 @@ class Worker:
             raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {names}")
         return tuple(math.fsum(v) / len(v) for v in (self._recorded[n] for n in self.metric_names))
 
-    def _check_buffers(self, before: list[int], action: core.Compute) -> None:
+    def _buffers_now(self) -> list[tuple[int, int]]:
+        """Which tensor each buffer is, and how often it was written."""
+        tensors = (getattr(module, attribute) for _, module, attribute in self._buffers)
+        return [(id(t), t._version) for t in tensors]
+
+    def _check_buffers(self, before: list[tuple[int, int]], action: core.Compute) -> None:
         """A buffer that forward changes would depend on which group computed which shard."""
-        for (name, buffer), version in zip(self._buffers, before, strict=True):
-            if buffer._version != version:
+        for (name, _, _), then, now in zip(self._buffers, before, self._buffers_now(), strict=True):
+            if now != then:
                 raise UsageError(
                     f"{self.settings.where}, step {action.step}, shard {action.shard}: the buffer {name} changed in "
                     "the forward pass, so groups would come to differ; use a layer without running statistics "
@@ -275,7 +304,6 @@ class Worker:
 
     def _reduce(self, work: core.Exchange) -> bool:
         """Finish the step's exchange; True if its gradients are final."""
-        self._fresh_step()
         self.session.show(Phase.EXCHANGING)
         try:
             result = self._exchange_all(work)
@@ -286,7 +314,7 @@ class Worker:
             self._abandon()
             self.session.broken(work.quorum, f"exchange: {error}")
             return False
-        words, records = self._open(result)
+        words, records = self._open(result, work)
         if not result.finite:
             self._stop_on_nonfinite(work, records)
         self._check_presence(records)
@@ -297,7 +325,7 @@ class Worker:
         if self._data is not None:
             self._data.commit(cursors(records))
         self._begun = None
-        with self.session._lock:
+        with self.session.lock:
             self.session.stepper.exchanged(work.quorum, words)
         self.session.show(Phase.APPLYING)
         seeding.seed_apply(self.settings.seed, work.step)
@@ -312,7 +340,7 @@ class Worker:
                 exchange.submit(bucket, self._store.parts(bucket))
         assert self._exchange is not None
         exchange = self._exchange[1]
-        with self.session._lock:
+        with self.session.lock:
             word = self.session.stepper.word(self.seconds_per_shard)
         records = [self._records[shard] for shard in sorted(self._store.have)]
         size = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
@@ -324,13 +352,21 @@ class Worker:
         self._store.freeze()
         self._begun = None
 
-    def _open(self, result: ExchangeResult) -> tuple[list[ControlWord], list[ShardRecord]]:
+    def _open(
+        self, result: ExchangeResult, work: core.Exchange
+    ) -> tuple[list[ControlWord], list[ShardRecord]]:
         opened = [decode_tail(tail) for tail in result.tails]
         words = [word for word, _ in opened]
         if any(word.step != self.step for word in words):
             steps = [word.step for word in words]
             raise PlanariaError(f"{self.settings.where}: members exchanged different steps {steps}; this is a bug")
-        return words, sorted((r for _, rs in opened for r in rs), key=lambda r: r.shard)
+        records = sorted((r for _, rs in opened for r in rs), key=lambda r: r.shard)
+        if [r.shard for r in records] != sorted(shard for owned in work.owned for shard in owned):
+            raise PlanariaError(
+                f"{self.settings.where}, step {self.step}: shards {[r.shard for r in records]} were exchanged, which is "
+                "not each shard once; this is a bug"
+            )
+        return words, records
 
     def _check_presence(self, records: list[ShardRecord]) -> None:
         if self._allow_unused or len({r.presence for r in records}) <= 1:
@@ -365,7 +401,7 @@ class Worker:
         names = ", ".join(map(str, sorted(suspects))) or "unknown"
         raise NonFiniteError(
             f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
-            f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at the shard's samples"
+            f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
         )
 
     # --- healing ---------------------------------------------------------------------------------------------
@@ -373,7 +409,7 @@ class Worker:
     def _transfer(self, order: core.Heal, communicator: Communicator) -> None:
         """Give the state to members that need it, or take it."""
         if not order.receive:
-            manifest, tensors = self.state.capture()
+            manifest, tensors = self.state.capture(marked=self._inside)
             healing.serve(communicator, tensors, manifest, order.sources, order.healers)
             return
         pending = healing.receive(communicator, order.sources, order.healers)
@@ -381,5 +417,6 @@ class Worker:
         raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
         tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
         self.state.restore(healed.manifest, tensors)
-        self._healed = (healed.manifest, tensors)
+        if self._inside:
+            self._healed = (healed.manifest, tensors)
         self._store_step = -1

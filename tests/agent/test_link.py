@@ -141,9 +141,30 @@ async def test_a_lighthouse_that_comes_later(connect: Connect, tmp_path: Path) -
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     agent = connect(address)
-    await agent.note("link", "no lighthouse answers")
+    await agent.note("link", "refused")  # why
     async with await serve(tmp_path / "db", address):
         await agent.order(Welcome)
+
+
+async def test_silence_is_told_again_and_again_with_its_reason(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planaria.agent.link._UNREACHABLE_AFTER", 0.05)
+    monkeypatch.setattr("planaria.agent.link._REMIND_SECONDS", 0.05)
+
+    async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(web, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        agent = connect(f"127.0.0.1:{port}")
+        for _ in range(3):
+            kind, text = await agent.notes.get()
+            assert kind == "link" and text.startswith(f"no lighthouse answers at 127.0.0.1:{port} yet (")
+            assert text.endswith("); trying on") and "()" not in text
+        await agent.close()
 
 
 async def test_an_older_lighthouse_is_not_obeyed(connect: Connect, tmp_path: Path) -> None:

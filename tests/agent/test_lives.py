@@ -150,6 +150,30 @@ def test_lives_keep_the_newest_and_its_failures(tmp_path: Path) -> None:
     assert lives.alive() == [second]
 
 
+def test_a_group_left_only_if_others_go_on(tmp_path: Path) -> None:
+    lives = Lives()
+
+    pages = {}
+
+    def at_step(member: Member, step: int) -> Life:
+        life = lives.begin(member, tmp_path / str(member.group), 0.0)
+        life.directory.mkdir()
+        page = pages[member] = ProgressPage.create(life.directory / "progress", os.getpid())
+        page.committed(step, QuorumId(1, 1), 1.0, 1, 1, 0)
+        life.pid = os.getpid()
+        life.look(0.0)
+        return life
+
+    gone, other = at_step(A, 20), at_step(B, 20)
+    gone.state = GroupState.FINISHED
+    assert lives.newly_left() == [] and lives.complete and lives.trained, "perhaps all leave alike"
+    pages[B].committed(21, QuorumId(1, 1), 1.0, 1, 1, 0)
+    other.look(0.1)
+    assert lives.newly_left() == [gone] and lives.newly_left() == [], "told once"
+    gone.left, gone.done = False, True
+    assert lives.newly_left() == []
+
+
 def test_words_for_ends() -> None:
     assert describe(-9) == "killed by SIGKILL" and describe(3) == "exited with code 3"
     assert describe(-64) in ("killed by SIGRTMAX", "killed by signal 64")
@@ -185,6 +209,23 @@ def test_two_deaths_at_once_are_two_recoveries() -> None:
     times.adopted(Adopted(A, QuorumId(1, 3), 4))
     done = times.closed(lambda member: [(5, time.monotonic_ns())])
     assert [dead for dead, _, _ in done] == [B, C]
+
+
+def test_the_survivors_may_be_heard_before_the_death() -> None:
+    times = RecoveryTimes()
+    died = time.monotonic_ns()
+    times.adopted(Adopted(B, QuorumId(1, 1), 0))
+    times.adopted(Adopted(A, QuorumId(1, 2), 10))
+    times.died(B, QuorumId(1, 1), died)
+    commits = [(11, died + 100_000_000), (12, died + 7_000_000_000)]
+    assert times.closed(lambda member: commits if member == A else []) == [(B, 0.1, 11)]
+
+
+def test_what_survivors_said_long_ago_says_nothing() -> None:
+    times = RecoveryTimes()
+    times.adopted(Adopted(A, QuorumId(1, 2), 10))
+    times.died(B, QuorumId(1, 2))
+    assert times.closed(lambda member: [(11, time.monotonic_ns())]) == []
 
 
 def test_old_quorums_say_nothing() -> None:

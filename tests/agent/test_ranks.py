@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -160,3 +161,33 @@ async def test_a_long_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_p
     await hub.join(A)
     await hub.hub.close()
     assert list(deep.iterdir()) == []
+
+
+def test_what_killed_agents_left_is_swept(tmp_path: Path) -> None:
+    from planaria.agent.ranks import _sweep
+
+    def left(name: str, age: float, listening: bool = False) -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(str(directory / "agent"))
+        if listening:
+            sock.listen()
+            servers.append(sock)
+        else:
+            sock.close()
+        os.utime(directory / "agent", (time.time() - age,) * 2)
+        return directory
+
+    servers: list[socket.socket] = []
+    dead, live = left("planaria-dead", 3600), left("planaria-live", 3600, listening=True)
+    young, other = left("planaria-young", 0), left("other-dead", 3600)
+    full = left("planaria-full", 3600)
+    (full / "mine").touch()
+    (tmp_path / "planaria-file").mkdir()
+    (tmp_path / "planaria-file" / "agent").touch()
+    _sweep(tmp_path)
+    assert not dead.exists()
+    assert (live / "agent").exists() and young.exists() and other.exists() and (full / "mine").exists()
+    assert (tmp_path / "planaria-file" / "agent").exists()
+    servers[0].close()

@@ -153,6 +153,7 @@ def test_summary_of_a_good_run(tmp_path: Path) -> None:
         f"(200 steps committed, 1 group lost, 1 replaced, 12.3 s, logs in {tmp_path})"
     )
     summary.write()
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     content = json.loads((tmp_path / "summary.json").read_text())
     assert content["outcome"] == "finished" and content["exit_code"] == 0 and content["step"] == 200
     assert content["first_failure"]["signal"] == 9 and content["first_failure"]["exit_code"] is None

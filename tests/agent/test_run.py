@@ -233,6 +233,7 @@ def test_daemons_of_ranks_do_not_outlive_the_run(start_run: StartRun, tmp_path_f
     )
     run = start_run("--groups", "1", str(script))
     assert run.wait() == 0
+    assert run.summary()["reason"] == "the script ended without taking a step"
     pid = int(run.out.read_text().split()[-1])
     assert not running(pid)
 
@@ -292,14 +293,25 @@ def test_status_pages_of_the_own_lighthouse(start_run: StartRun) -> None:
 
 
 def test_an_earlier_run_in_the_same_directory_is_moved_aside(start_run: StartRun) -> None:
-    from planaria.cli.supervise import _move_aside
+    from planaria.cli.logdir import move_aside
 
     run = start_run("--groups", "1", SPEAKER, "2", "0.01")
     assert run.wait() == 0
-    _move_aside(run.logs)
-    _move_aside(run.logs)  # nothing is left to move
-    assert [p.name for p in run.logs.iterdir()] == ["earlier-1"]
+    move_aside(run.logs)
+    move_aside(run.logs)  # nothing is left to move
+    assert {p.name for p in run.logs.iterdir()} == {"earlier-1", "lock"}
     assert {"run.json", "events.jsonl", "rg0"} <= {p.name for p in (run.logs / "earlier-1").iterdir()}
+
+
+def test_a_group_that_leaves_by_itself_is_told_and_the_others_go_on(start_run: StartRun) -> None:
+    run = start_run("--groups", "2", SPEAKER, "60", "0.02", "leave")
+    assert run.wait() == 0, run.err.read_text()
+    (left,) = run.events("left")
+    text = "group 1 left at step 5 of its own accord (exit code 0 before the last step); the others go on"
+    assert left["text"] == text and f"[planaria] {text}" in run.err.read_text()
+    summary = run.summary()
+    assert (summary["reason"], summary["step"], summary["replacements"]) == ("all steps are committed", 60, 0)
+    assert summary["first_failure"] is None
 
 
 def test_a_preload_that_fails_is_bad_input(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> None:

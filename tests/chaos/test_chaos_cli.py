@@ -54,6 +54,16 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path, monkeypatch
         chaos(script, every="often")
     with pytest.raises(UsageError, match="60 steps"):
         demo(steps=10)
+    nowhere = tmp_path / "no" / "x.json"
+    for command_line in (lambda: chaos(script, json_file=nowhere), lambda: demo(json_file=nowhere)):
+        with pytest.raises(UsageError, match=r"--json .*x\.json: there is no directory"):
+            command_line()
+    with pytest.raises(UsageError, match="that is a directory"):
+        chaos(script, json_file=tmp_path)
+    with pytest.raises(UsageError, match="no file matches"):
+        demo(data=str(tmp_path / "no" / "*.py"))
+    with pytest.raises(UsageError, match="0 bytes of text; a sample needs 65"):
+        demo(data=str(script))
     assert list(tmp_path.iterdir()) == [script]
 
 

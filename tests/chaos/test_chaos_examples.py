@@ -15,6 +15,7 @@ import torch
 
 from planaria.chaos.session import with_home
 from planaria.demo.tiny_llama import Text, TinyLlama
+from planaria.errors import UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY_LM = EXAMPLES / "tiny_lm.py"
@@ -82,10 +83,10 @@ def test_text_follows_a_pattern_in_order(tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_there_or_too_short_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file matches '.*none\*'"):
+    with pytest.raises(UsageError, match=r"no file matches '.*none\*'"):
         Text(str(tmp_path / "none*"))
     (tmp_path / "short").write_text("x" * 64)
-    with pytest.raises(ValueError, match="64 bytes of text; a sample needs 65"):
+    with pytest.raises(UsageError, match="64 bytes of text; a sample needs 65"):
         Text(str(tmp_path / "short"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import TypeVar
 import pytest
 import typer
 from lighthouse_clients import FakeAgent, eventually
+from rich.console import Console
 from typer.testing import CliRunner
 
 from planaria.cli import operate
-from planaria.core.messages import Desired, Drain, Kill, Member, Phase, Publish, QuorumId
-from planaria.core.roster import JobStatus
+from planaria.core.messages import Desired, Drain, Event, Kill, Member, Phase, Publish, QuorumId
+from planaria.core.roster import GroupStatus, JobStatus
 from planaria.errors import PlanariaError, UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.lighthouse.server import Server
@@ -233,10 +235,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_file(directory: Path, job: str, address: str, age: float = 0.0) -> Path:
+def run_file(directory: Path, job: str, address: str, age: float = 0.0, pid: int = 1 << 30) -> Path:
     path = directory / "planaria_logs" / job / "run.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"job": job, "lighthouse": address, "groups": 2, "pid": 1}))
+    path.write_text(json.dumps({"job": job, "lighthouse": address, "groups": 2, "pid": pid}))
     os.utime(path, (time.time() - age,) * 2)
     return path.parent
 
@@ -247,6 +249,36 @@ def test_the_newest_run_is_found(directory: Path) -> None:
     run_file(directory, "older", "h:3", age=200)
     assert operate.find("", None, None) == operate.Target("h:2", "new")
     assert operate.find("mine", None, None) == operate.Target("h:2", "mine")
+
+
+def test_a_run_that_lives_is_found_before_a_newer_one(directory: Path) -> None:
+    run_file(directory, "lives", "h:1", age=100, pid=os.getpid())
+    run_file(directory, "ended", "h:2")
+    (run_file(directory, "broken", "h:2") / "run.json").write_text("x")
+    assert operate.find("", None, None) == operate.Target("h:1", "lives")
+    run_file(directory, "too", "h:3", pid=os.getpid())
+    with pytest.raises(UsageError, match=r"several runs live .*planaria_logs/lives \(job lives\), .*/too \(job too\)"):
+        operate.find("", None, None)
+    assert operate.find("lives", None, None) == operate.Target("h:1", "lives")
+
+
+def test_an_ended_run_is_told_from_its_summary(directory: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    path = run_file(directory, "j", address)
+    words = ["status", "--log-dir", str(path)]
+    result = CliRunner().invoke(application(), words)
+    assert isinstance(result.exception, UsageError) and "cannot reach" in str(result.exception)
+    summary = {"job": "j", "exit_code": 1, "reason": "the budget is used up", "step": 12}
+    (path / "summary.json").write_text(json.dumps(summary))
+    result = CliRunner().invoke(application(), words)
+    assert result.exit_code == 0
+    assert result.output == "job j has ended: the budget is used up (exit code 1, 12 steps committed)\n"
+    result = CliRunner().invoke(application(), [*words, "--json"])
+    assert result.exit_code == 0 and json.loads(result.output) == summary
+    result = CliRunner().invoke(application(), [*words, "--job", "other"])
+    assert isinstance(result.exception, UsageError), "that is not the job that ended"
 
 
 def test_what_is_said_counts_more_than_what_is_found(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,10 +310,35 @@ def test_signals_by_name_and_number(text: str, number: int) -> None:
     assert operate.signal_number(text) == number
 
 
+@pytest.mark.parametrize("text", ["0", "999", "-1"])
+def test_numbers_that_are_no_signals(text: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no signal {text}; give one of 1 to 64"):
+        operate.signal_number(text)
+
+
+def test_more_groups_than_there_can_be() -> None:
+    with pytest.raises(UsageError, match="at most 65535 groups, not 100000"):
+        operate.scale(100_000, lighthouse="h:1")
+
+
+@pytest.mark.parametrize(("width", "shown", "hidden"), [(200, "a long sentence", ""), (80, "exchanging", "node-17")])
+def test_state_and_phase_are_readable_on_a_narrow_terminal(width: int, shown: str, hidden: str) -> None:
+    member = Member(0, 3)
+    group = GroupStatus(
+        member, "suspect", 123456, QuorumId(1, 1), Phase.EXCHANGING, 3.25, 0.125, 4194304, "node-17.example-1a2b", False
+    )
+    event = Event(0.0, "suspect", "a long sentence about what happened to it", 0)
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    operate.show(console, JobStatus("j", 1, None, None, 2, False, (group,), (event,)))
+    text = console.export_text()
+    line = next(line for line in text.splitlines() if "123456" in line)
+    assert "suspect, out of reach" in line and "exchanging" in line and shown in line
+    assert not hidden or hidden not in line
+    assert all(len(line) <= width for line in text.splitlines())
+
+
 def test_markup_in_names_is_shown_as_it_is() -> None:
     """Job names and events come from others and must not turn into colours or errors."""
-    from rich.console import Console
-
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     operate.show(console, JobStatus("[red]x[/nonsense]", 1, None, None, 2, False, ()))
     assert "[red]x[/nonsense]" in console.export_text()

@@ -83,6 +83,8 @@ class Rank:
             raise ValueError("boom at step 2")
         if "crash-once" in WORDS and self.step == 2 and ME.incarnation == 0 and ME.group == 1:
             raise ValueError("boom at step 2")
+        if "leave" in WORDS and self.step == 5 and ME.group == 1:
+            sys.exit(0)
         if "bad" in WORDS and self.step == 1:
             raise UsageError("the learning rate must be positive")
 
