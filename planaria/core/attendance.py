@@ -52,8 +52,18 @@ class Attendance:
         agent.connected, agent.lost_at = False, self.at
         return True
 
+    def owner(self, name: str, member: Member) -> str | None:
+        """The other agent, in reach, that has this group alive: two runs of one name must not speak for each other."""
+        view = self.groups.get(member.group)
+        if view is None or view.agent == name or view.state in CERTAINLY_GONE:
+            return None
+        return view.agent if self.agents[view.agent].connected else None
+
     def view(self, name: str, member: Member) -> Group | None:
-        """The group's entry, made new for a new incarnation; None for a message of an incarnation that is over."""
+        """The group's entry, made new for a new incarnation; None for a message of an incarnation that is over, or of
+        an agent to which the group does not belong."""
+        if self.owner(name, member) is not None:
+            return None
         view = self.groups.get(member.group)
         if view is not None and view.member.incarnation > member.incarnation:
             return None

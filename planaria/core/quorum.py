@@ -26,6 +26,7 @@ from planaria.core.messages import (
     Member,
     Quorum,
     Ready,
+    Refuse,
     Report,
     Stop,
     Suspected,
@@ -132,6 +133,11 @@ class Lighthouse(Wishes):
     # --- what a report changes -------------------------------------------------------------------------------
 
     def _ready(self, agent: str, report: Ready) -> None:
+        if (owner := self.seen.owner(agent, report.member)) is not None:
+            group = report.member.group
+            reason = f"job {self.job} runs already: group {group} belongs to agent {owner}; choose another --job"
+            self._send(agent, Refuse(report.member, reason))
+            return
         view = self._view(agent, report.member)
         if view is not None and view.evicted:
             self._send(agent, Kill(report.member.group, int(signals.SIGKILL)))  # it is not dead after all
@@ -211,6 +217,7 @@ class Lighthouse(Wishes):
 
     def _gone_for_good(self, view: Group, cause: str) -> None:
         view.state, view.note = State.DEAD, cause
+        self._strikes, self._replan_at = 0, 0.0  # what broke before has found its cause
         self._event("drain" if view.draining else "lost", f"{view.member} is gone: {cause}", view.member.group)
 
     def _suspected(self, report: Suspected) -> None:

@@ -159,7 +159,7 @@ class Stepper:
         self._healed_under = NO_QUORUM
         self._exchanged_under = NO_QUORUM
         self._owned: tuple[frozenset[int], ...] = ()
-        self._advertised = NO_QUORUM
+        self._advertised: Quorum | None = None  # named in the control word of the exchange under way: kept until it ends
         self._switch: Quorum | None = None
         self._applying = False
         self._asked_to_stop = False  # this process
@@ -177,9 +177,10 @@ class Stepper:
         return self._hear_urgent(quorum) if quorum.urgent else self._hear_planned(quorum)
 
     def _hear_urgent(self, quorum: Quorum) -> list[Effect]:
-        effects: list[Effect] = [Drop(q.id) for q in (self.target, self.planned, self._switch) if q is not None]
+        old = {q.id for q in (self.target, self.planned, self._advertised, self._switch) if q is not None}
+        effects: list[Effect] = [Drop(id) for id in sorted(old)]
         self._formed.clear()
-        self.planned = self._switch = None
+        self.planned = self._advertised = self._switch = None
         self._rolled, self._heal, self._broken = None, None, False
         if self.me in quorum.members:
             self.target = quorum
@@ -203,7 +204,7 @@ class Stepper:
                 self._formed.discard(self.target.id)
             self.target, self._broken = (quorum if inside else None), False
             return [*effects, Form(quorum)] if inside else effects
-        if self.planned is not None and self.planned.id != self._advertised:
+        if self.planned is not None and self.planned is not self._advertised:
             effects.append(Drop(self.planned.id))
             self._formed.discard(self.planned.id)
         self.planned = quorum
@@ -214,7 +215,7 @@ class Stepper:
 
     def formed(self, id: QuorumId) -> list[Effect]:
         """The communicator of ``id`` stands."""
-        if any(q is not None and q.id == id for q in (self.target, self.planned, self._switch)):
+        if any(q is not None and q.id == id for q in (self.target, self.planned, self._advertised, self._switch)):
             self._formed.add(id)
             return []
         return [Drop(id)]
@@ -345,8 +346,9 @@ class Stepper:
 
     def word(self, seconds_per_shard: float) -> ControlWord:
         """The control word for the exchange that is about to end. What it names is kept until the outcome is known."""
-        planned = self.planned.id if self.planned is not None and self.planned.id in self._formed else NO_QUORUM
-        self._advertised = planned
+        ready = self.planned is not None and self.planned.id in self._formed
+        self._advertised = self.planned if ready else None
+        planned = NO_QUORUM if self._advertised is None else self._advertised.id
         return ControlWord(self.step, planned, seconds_per_shard, self._asked_to_stop)
 
     def exchanged(self, id: QuorumId, words: Sequence[ControlWord]) -> None:
@@ -359,8 +361,8 @@ class Stepper:
         self._switch = None
         if self.target is None or self.target.id != id:
             return
-        if self.planned is not None and named == {self.planned.id} and self.planned.id == self._advertised:
-            self._switch = self.planned
+        if self._advertised is not None and named == {self._advertised.id}:
+            self._switch = self._advertised  # also if a newer one was heard since: the others saw the same words
         else:
             weights = weights_of([w.seconds_per_shard for w in words])
             self._owned = self._share(self.target, [frozenset()] * len(words), weights)
@@ -373,8 +375,10 @@ class Stepper:
         self.have.clear()
         self._mine = frozenset()
         effects: list[Effect] = []
-        self._advertised = NO_QUORUM
-        if self._stopping:
+        advertised, self._advertised = self._advertised, None
+        if advertised is not None and advertised is not self._switch and advertised is not self.planned:
+            effects.append(Drop(advertised.id))  # replaced by a newer one meanwhile, and not taken
+        if self._stopping and self.step < self.total:
             self._ending = Leave("the job was asked to stop")
             return effects
         if self._switch is not None and self.target is not None:
