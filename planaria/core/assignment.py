@@ -72,9 +72,7 @@ def dedupe(shards: int, have: Sequence[Shards]) -> tuple[Shards, ...]:
     of two nodes of which one lies in the other, the larger counts, and of two equal ones the lower rank's.
     """
     _check_range(shards, have)
-    pieces = [
-        (-node.size, rank, node) for rank, own in enumerate(have) for node in maximal_nodes(own, shards)
-    ]
+    pieces = [(-node.size, rank, node) for rank, own in enumerate(have) for node in maximal_nodes(own, shards)]
     taken: set[int] = set()
     kept: list[set[int]] = [set() for _ in have]
     for _, rank, node in sorted(pieces):
@@ -214,9 +212,7 @@ def _shares(shards: int, speeds: Sequence[int], last_first: bool) -> list[int]:
     for rank in members:
         counts[rank] = rest * speeds[rank] // total
     over = shards - sum(counts)
-    by_remainder = sorted(
-        members, key=lambda rank: (-(rest * speeds[rank] % total), -rank if last_first else rank)
-    )
+    by_remainder = sorted(members, key=lambda rank: (-(rest * speeds[rank] % total), -rank if last_first else rank))
     for rank in by_remainder[:over]:
         counts[rank] += 1
     return counts
@@ -235,6 +231,4 @@ def _check_range(shards: int, have: Sequence[Shards]) -> None:
     for rank, own in enumerate(have):
         wrong = sorted(shard for shard in own if not 0 <= shard < shards)
         if wrong:
-            raise ValueError(
-                f"rank {rank} says it holds shard {wrong[0]}, but the job has only 0..{shards - 1}"
-            )
+            raise ValueError(f"rank {rank} says it holds shard {wrong[0]}, but the job has only 0..{shards - 1}")

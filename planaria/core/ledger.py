@@ -60,7 +60,9 @@ class Ledger:
         self._offered: dict[QuorumId, Quorum] = {}  # planned ones since the last change of force, withdrawn or not
         # Members of every quorum so far. Every exchange needs all members of its quorum, so while one of these has
         # adopted none, no step was ever committed, and whoever is left can start from the states of the scripts.
-        self._untouched: set[Member] | None = set(last.members) if last is not None and not self.founded else None
+        self._untouched: set[Member] | None = None  # None: there was no quorum yet
+        if last is not None:
+            self._untouched = set() if self.founded else set(last.members)
         self._last = last
         self._lineage = last.lineage if last else ""
         self._number = 0
@@ -113,7 +115,8 @@ class Ledger:
         quorum = Quorum(id, members, addresses, urgent, self._lineage, reason, founding)
         told = set(members) | set(self.current.members if self.current else ())
         if urgent:
-            told |= set(self.planned.members if self.planned else ())
+            # Whoever ever worked may believe that it still does, if an earlier life of the lighthouse fenced it.
+            told |= set(self.planned.members if self.planned else ()) | {g.member for g in self.seen.veterans()}
             self.current, self.planned, self._offered, self._trouble_at = quorum, None, {}, None
             for view in self.seen.groups.values():
                 if view.member not in members:

@@ -99,9 +99,7 @@ class Observed:
         ids = [g.group for g in self.groups]
         for group in ids:
             if ids.count(group) > 1:
-                raise ValueError(
-                    f"group {group} was observed {ids.count(group)} times: name its newest life only"
-                )
+                raise ValueError(f"group {group} was observed {ids.count(group)} times: name its newest life only")
 
     def having(self, *states: GroupState) -> list[ObservedGroup]:
         """Ascending by group."""
@@ -193,11 +191,7 @@ def _decide(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
 
 def _over(seen: Observed) -> list[ObservedGroup]:
     """Groups that made the last step and have ended. From the first one on, no group is started any more."""
-    return [
-        g
-        for g in seen.having(GroupState.FINISHED, GroupState.DEAD)
-        if g.done or g.state is GroupState.FINISHED
-    ]
+    return [g for g in seen.having(GroupState.FINISHED, GroupState.DEAD) if g.done or g.state is GroupState.FINISHED]
 
 
 def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
@@ -207,9 +201,7 @@ def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
         if seen.having(GroupState.FINISHED):
             return _Decision([Finish(EXIT_OK, "all steps are committed")])
         last = max(_over(seen), key=lambda g: g.since)
-        return _Decision(
-            [Finish(EXIT_FAILED, f"all steps are committed, but after the last one {_fate(last)}")]
-        )
+        return _Decision([Finish(EXIT_FAILED, f"all steps are committed, but after the last one {_fate(last)}")])
     late = [g for g in running if not g.done]
     finished = seen.having(GroupState.FINISHED)
     if not late or not finished:  # one that died early in its end proves nothing about the others
@@ -227,9 +219,7 @@ def _bad_input(seen: Observed) -> Finish | None:
         return None
     if seen.committed and seen.having(GroupState.RUNNING, GroupState.DEAD, GroupState.DRAINING):
         return None  # the others can do with what this one refuses
-    return Finish(
-        EXIT_BAD_INPUT, refused[0].message or f"{refused[0]} says that its input is bad; see its log"
-    )
+    return Finish(EXIT_BAD_INPUT, refused[0].message or f"{refused[0]} says that its input is bad; see its log")
 
 
 def _never_started(spec: PlanSpec, seen: Observed) -> Finish | None:

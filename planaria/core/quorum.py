@@ -264,8 +264,7 @@ class Lighthouse(Wishes):
             return False
         members = self.current.members if self.current else ()
         known = all(
-            (view := self.seen.groups.get(m.group)) is not None and self.seen.agents[view.agent].synced
-            for m in members
+            (view := self.seen.groups.get(m.group)) is not None and self.seen.agents[view.agent].synced for m in members
         )
         if not known and self.seen.at < self._rebuild_until:
             return True

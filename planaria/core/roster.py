@@ -147,7 +147,7 @@ def status_of(view: Group, connected: bool) -> GroupStatus:
     pulse = view.pulse or Pulse(view.member, Phase.STARTING, view.step, view.adopted, float("nan"), 0.0)
     return GroupStatus(
         member=view.member,
-        state="draining" if view.draining and view.state not in CERTAINLY_GONE else view.state.value,
+        state=_shown(view),
         step=max(view.step, pulse.step if view.state is State.ACTIVE else 0),
         quorum=view.adopted,
         phase=pulse.phase,
@@ -158,3 +158,10 @@ def status_of(view: Group, connected: bool) -> GroupStatus:
         connected=connected,
         note=view.note,
     )
+
+
+def _shown(view: Group) -> str:
+    """The state in the words of the command line."""
+    if view.draining and view.state not in CERTAINLY_GONE:
+        return "draining"
+    return "drained" if view.draining and view.state is State.DEAD else view.state.value

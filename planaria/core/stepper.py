@@ -159,7 +159,7 @@ class Stepper:
         self._healed_under = NO_QUORUM
         self._exchanged_under = NO_QUORUM
         self._owned: tuple[frozenset[int], ...] = ()
-        self._advertised: Quorum | None = None  # named in the control word of the exchange under way: kept until it ends
+        self._advertised: Quorum | None = None  # named in the control word of the exchange under way
         self._switch: Quorum | None = None
         self._applying = False
         self._asked_to_stop = False  # this process
@@ -294,7 +294,10 @@ class Stepper:
             return []  # until the transfer is complete the old state stands: should the sources die, it may be needed
         self.settled = True
         if self._owned:
-            self.have &= self._owned[rank]  # what another's counts for is given up: sums cannot be taken apart
+            # What was not offered, or what another's counts for, is given up: sums of subtrees cannot be taken apart.
+            offered = maximal_nodes(self.have & haves[rank], self.shards)
+            kept = [set(range(n.start, n.stop)) for n in offered]
+            self.have = set().union(*(k for k in kept if k <= self._owned[rank]))
             if self._mine:  # in the middle of a step: what is new here was another member's, and lost with it
                 self.recomputed += len(self._owned[rank] - self._mine)
             self._mine = self._owned[rank]

@@ -24,9 +24,7 @@ class Node:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            raise ValueError(
-                f"no shards are in the range {self.start}..{self.stop}: a node needs 0 <= start < stop"
-            )
+            raise ValueError(f"no shards are in the range {self.start}..{self.stop}: a node needs 0 <= start < stop")
 
     @property
     def size(self) -> int:
@@ -152,8 +150,6 @@ def fold_plan(nodes: Sequence[Node], shards: int) -> tuple[tuple[int, int], ...]
 def _check_apart(ordered: Sequence[Node], shards: int) -> None:
     for before, after in pairwise(ordered):
         if before.stop > after.start:
-            raise ValueError(
-                f"{before} and {after} overlap: the samples of shard {after.start} would count twice"
-            )
+            raise ValueError(f"{before} and {after} overlap: the samples of shard {after.start} would count twice")
     if ordered[-1].stop > shards:
         raise ValueError(f"{ordered[-1]} reaches beyond the {shards} shards of this job")

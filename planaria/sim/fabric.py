@@ -152,9 +152,7 @@ class Communicator:
         keys = {e.key for e in operation.entries.values()}
         if len(keys) > 1:
             self.fabric.checker.fail(f"members of quorum {self.quorum.id} are in different collectives: {keys}")
-        end.peer.process.after(
-            OPERATION_TIMEOUT + length[1], lambda: self._fail(end, entry, "the operation timed out")
-        )
+        end.peer.process.after(OPERATION_TIMEOUT + length[1], lambda: self._fail(end, entry, "the operation timed out"))
         for other in self.ends.values():
             if not other.there:
                 self._miss(end, entry, number, other)
@@ -212,8 +210,13 @@ class Communicator:
 class Fabric:
     """All communicators of a world."""
 
-    def __init__(self, links: Links, checker: Checker, between: Callable[[tuple[float, float]], float],
-                 chance: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        links: Links,
+        checker: Checker,
+        between: Callable[[tuple[float, float]], float],
+        chance: Callable[[float], bool],
+    ) -> None:
         self.links = links
         self.checker = checker
         self.between = between

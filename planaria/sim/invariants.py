@@ -127,9 +127,7 @@ class Checker:
         if self.policy is Policy.REDISTRIBUTE and counted != list(range(self.shards)):
             self.fail(f"step {step} under {quorum.id} has shards {counted} of {self.shards}")
 
-    def committed(
-        self, member: Member, exchange: Exchange, nodes: Sequence[Node], weights: int, now: float
-    ) -> None:
+    def committed(self, member: Member, exchange: Exchange, nodes: Sequence[Node], weights: int, now: float) -> None:
         self.commits += 1
         gap = now - self._commit_at.get(member, now)
         self._commit_at[member] = now

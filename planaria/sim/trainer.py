@@ -68,9 +68,7 @@ class Contribution:
 class Trainer:
     """One incarnation of one group. ``tell`` sends a report to its agent."""
 
-    def __init__(
-        self, world: World, member: Member, node: str, tell: Callable[[Report], None], speed: float
-    ) -> None:
+    def __init__(self, world: World, member: Member, node: str, tell: Callable[[Report], None], speed: float) -> None:
         self.world = world
         self.kernel = world.kernel
         self.member = member

@@ -198,7 +198,12 @@ class World:
             verdict, failed = str(broken), True
             self.trace.add(self.kernel.now, "!!! {}", broken)
         return Outcome(
-            self.config.seed, verdict, failed, self.kernel.now, self.checker.commits, len(self.store.records),
+            self.config.seed,
+            verdict,
+            failed,
+            self.kernel.now,
+            self.checker.commits,
+            len(self.store.records),
             self.trace.lines() if failed or self.keep_trace else [],
         )
 

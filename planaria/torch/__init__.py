@@ -1,14 +1,14 @@
 """The PyTorch front.
 
-    import planaria.torch as pt
+import planaria.torch as pt
 
-    job = pt.init()
-    job.protect(model=model, optimizer=optimizer)
-    data = pt.ShardedDataset(train_set, batch_size=8)
-    for step in job.steps(10_000):
-        for batch in step.batches(data):
-            loss_fn(model(batch)).backward()
-        optimizer.step()
+job = pt.init()
+job.protect(model=model, optimizer=optimizer)
+data = pt.ShardedDataset(train_set, batch_size=8)
+for step in job.steps(10_000):
+    for batch in step.batches(data):
+        loss_fn(model(batch)).backward()
+    optimizer.step()
 """
 
 from planaria.core.messages import Policy

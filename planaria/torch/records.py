@@ -159,9 +159,7 @@ def encode_standing(standing: Standing, shards: int, digest: bytes = b"") -> byt
         raise ProtocolError(f"a standing claims shards {sorted(standing.have)} of a job of {shards}")
     held = pack_presence([shard in standing.have for shard in range(shards)])
     under = standing.under
-    head = _STANDING.pack(
-        standing.step, standing.settled, standing.weight, under.epoch, under.number, shards, digest
-    )
+    head = _STANDING.pack(standing.step, standing.settled, standing.weight, under.epoch, under.number, shards, digest)
     return _seal(_STANDING_KIND, head + held, standing_bytes(shards))
 
 

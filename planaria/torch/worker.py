@@ -24,6 +24,7 @@ from planaria.exchange.tree_exchange import ExchangeResult, TreeExchange
 from planaria.exchange.waiting import Interrupted
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
+from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
@@ -75,7 +76,7 @@ class Worker:
         self._store = GradientStore(named, self.settings.shards, self._layout, overlap=overlap)
         self._overlap = overlap
         self._allow_unused = allow_unused
-        self._buffers = buffers
+        self._buffers = BufferWatch(buffers)
         self._exchange: tuple[QuorumId, TreeExchange] | None = None
         self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
         self._records: dict[int, ShardRecord] = {}
@@ -85,7 +86,7 @@ class Worker:
         self._present = self.settings.shards  # shards in the newest sum
         self._inside = False  # user code is in the loop's body
         self._healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
-        self._trainable = [(name, p, p.requires_grad) for name, p in parameters]
+        self._settled = TrainableWatch(parameters)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -105,7 +106,7 @@ class Worker:
         self._inside = False
         goes_on = self._goes_on(self.session.advance(self._transfer))
         if goes_on:
-            self._check_trainable()
+            self._settled.check(self.settings.where, self.step)
             if not self.session.alone:
                 self.state.mark()
             seeding.seed_begin(self.settings.seed, self.step)
@@ -206,14 +207,6 @@ class Worker:
             with self.session.lock:
                 self.session.stepper.have &= held
 
-    def _check_trainable(self) -> None:
-        for name, parameter, needed in self._trainable:
-            if parameter.requires_grad != needed:
-                raise UsageError(
-                    f"{self.settings.where}, step {self.step}: requires_grad of {name} was {needed} when the steps "
-                    f"began and is {not needed} now; which parameters are trained must be settled before job.steps"
-                )
-
     def _fresh_step(self) -> None:
         if self._store_step != self.step:
             # Every member of the quorum in force has left older communicators (it answered the roll call or took
@@ -230,14 +223,14 @@ class Worker:
         on_bucket = exchange.submit if exchange is not None else None
         self._store.begin_shard(action.shard, on_bucket, micro_batches=data.micro_batches)
         self._recorded = {}
-        before = self._buffers_now()
+        before = self._buffers.now()
         for batch in data.batches(action.step, action.shard):
             yield batch
             self._store.micro_batch_done()
             if self.session.page is not None:
                 self.session.page.beat()
         presence = self._store.end_shard()
-        self._check_buffers(before, action)
+        self._buffers.check(before, f"{self.settings.where}, step {action.step}, shard {action.shard}")
         metrics = self._shard_metrics()
         self._records[action.shard] = ShardRecord(action.shard, presence, metrics, data.cursor_after(action.shard))
         self.session.shard_done(action.shard)
@@ -264,21 +257,6 @@ class Worker:
             names = len(self.metric_names)
             raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {names}")
         return tuple(math.fsum(v) / len(v) for v in (self._recorded[n] for n in self.metric_names))
-
-    def _buffers_now(self) -> list[tuple[int, int]]:
-        """Which tensor each buffer is, and how often it was written."""
-        tensors = (getattr(module, attribute) for _, module, attribute in self._buffers)
-        return [(id(t), t._version) for t in tensors]
-
-    def _check_buffers(self, before: list[tuple[int, int]], action: core.Compute) -> None:
-        """A buffer that forward changes would depend on which group computed which shard."""
-        for (name, _, _), then, now in zip(self._buffers, before, self._buffers_now(), strict=True):
-            if now != then:
-                raise UsageError(
-                    f"{self.settings.where}, step {action.step}, shard {action.shard}: the buffer {name} changed in "
-                    "the forward pass, so groups would come to differ; use a layer without running statistics "
-                    "(LayerNorm, GroupNorm), or put that layer into eval mode"
-                )
 
     # --- the exchange ----------------------------------------------------------------------------------------
 
@@ -317,7 +295,8 @@ class Worker:
         words, records = self._open(result, work)
         if not result.finite:
             self._stop_on_nonfinite(work, records)
-        self._check_presence(records)
+        if not self._allow_unused:
+            check_presence(records, [name for name, _ in self.named], f"job {self.settings.job}, step {self.step}")
         self._present = len(records)
         self._store.assign(result.buckets, union_presence(records, len(self.named)))
         means = mean_metrics(records)
@@ -352,9 +331,7 @@ class Worker:
         self._store.freeze()
         self._begun = None
 
-    def _open(
-        self, result: ExchangeResult, work: core.Exchange
-    ) -> tuple[list[ControlWord], list[ShardRecord]]:
+    def _open(self, result: ExchangeResult, work: core.Exchange) -> tuple[list[ControlWord], list[ShardRecord]]:
         opened = [decode_tail(tail) for tail in result.tails]
         words = [word for word, _ in opened]
         if any(word.step != self.step for word in words):
@@ -363,24 +340,10 @@ class Worker:
         records = sorted((r for _, rs in opened for r in rs), key=lambda r: r.shard)
         if [r.shard for r in records] != sorted(shard for owned in work.owned for shard in owned):
             raise PlanariaError(
-                f"{self.settings.where}, step {self.step}: shards {[r.shard for r in records]} were exchanged, which is "
-                "not each shard once; this is a bug"
+                f"{self.settings.where}, step {self.step}: shards {[r.shard for r in records]} were exchanged, not "
+                "each of them once; this is a bug"
             )
         return words, records
-
-    def _check_presence(self, records: list[ShardRecord]) -> None:
-        if self._allow_unused or len({r.presence for r in records}) <= 1:
-            return
-        count = len(self.named)
-        flags = {r.shard: unpack_presence(r.presence, count) for r in records}
-        for index, (name, _) in enumerate(self.named):
-            without = [shard for shard, present in flags.items() if not present[index]]
-            if without and len(without) < len(flags):
-                raise UsageError(
-                    f"job {self.settings.job}, step {self.step}: the parameter {name} got a gradient in some shards "
-                    f"but none in shards {without}. If that is meant (conditional layers), say "
-                    "job.protect(..., allow_unused=True): a missing gradient then counts as zero"
-                )
 
     def _stop_on_nonfinite(self, work: core.Exchange, records: list[ShardRecord]) -> None:
         """Every member saw the same flags, so all come here; together they find the shards."""

@@ -46,9 +46,7 @@ def roll_calls(draw: st.DrawFn, twice: bool = False) -> Case:
         bits = draw(st.integers(0, 2**shards - 1))  # one number instead of many draws: fast
         own = frozenset(shard for shard in range(shards) if bits >> shard & 1)
         have.append(own if twice else own.difference(*have))
-    weights = draw(
-        st.lists(st.sampled_from([1.0, 1.0, 0.5, 2.0, 0.7, 3.3]), min_size=members, max_size=members)
-    )
+    weights = draw(st.lists(st.sampled_from([1.0, 1.0, 0.5, 2.0, 0.7, 3.3]), min_size=members, max_size=members))
     return shards, tuple(have), weights
 
 
@@ -292,9 +290,7 @@ def test_equal_members_are_given_equally_much(case: Case) -> None:
 
 @quick
 @given(st.integers(1, 64), st.integers(1, 8))
-def test_a_fresh_step_is_never_in_more_pieces_than_contiguous_runs_would_be(
-    shards: int, members: int
-) -> None:
+def test_a_fresh_step_is_never_in_more_pieces_than_contiguous_runs_would_be(shards: int, members: int) -> None:
     """Allowing one piece more for each cut that contiguity would have shared."""
     weights = [1.0] * members
     fresh = fill(shards, (frozenset(),) * members, weights)

@@ -363,9 +363,7 @@ def test_limits_stay_within_their_bounds(silent: list[float]) -> None:
     st.lists(st.tuples(st.sampled_from(list(Phase)), st.integers(1, 10)), max_size=15),
     st.lists(st.floats(-1e6, 1e6), max_size=15),
 )
-def test_who_shows_life_at_every_poll_is_never_suspected(
-    life: list[tuple[Phase, int]], jumps: list[float]
-) -> None:
+def test_who_shows_life_at_every_poll_is_never_suspected(life: list[tuple[Phase, int]], jumps: list[float]) -> None:
     """Whatever the clock does."""
     rank = Rank()
     for index, (phase, polls) in enumerate(life):

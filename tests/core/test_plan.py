@@ -115,9 +115,7 @@ def test_bad_input_of_a_later_group_gives_up_that_group_alone() -> None:
 
 def test_a_script_that_always_fails_ends_the_job_soon() -> None:
     failed = {"quick_failures": 3, "exit_code": 1, "message": "ModuleNotFoundError: no module named flux"}
-    view = seen(
-        group(0, DEAD, 2, since=NOW, **failed), group(1, DEAD, 2, since=NOW - 1, **failed), committed=False
-    )
+    view = seen(group(0, DEAD, 2, since=NOW, **failed), group(1, DEAD, 2, since=NOW - 1, **failed), committed=False)
     finish = only_finish(plan(spec(2), view, NOW))
     assert finish.exit_code == 1
     assert "group 0 (incarnation 2) ended with exit code 1: ModuleNotFoundError" in finish.reason

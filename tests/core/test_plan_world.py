@@ -109,11 +109,7 @@ class World:
         else:
             state = REFUSED if exit_code == 2 else DEAD
         failures = quick_failures(self.spec, old.quick_failures, self.now - self.born[id], old.settled)
-        self.put(
-            ObservedGroup(
-                id, old.incarnation, state, self.now, exit_code, quick_failures=failures, done=old.done
-            )
-        )
+        self.put(ObservedGroup(id, old.incarnation, state, self.now, exit_code, quick_failures=failures, done=old.done))
 
     def happen(self, event: str, pick: int) -> None:
         if event == "time":

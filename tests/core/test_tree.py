@@ -242,9 +242,7 @@ def test_shards_left_out_leave_the_other_brackets_alone(case: tuple[int, list[fr
 
 @quick
 @given(ownerships(), st.integers(0, 2**32 - 1))
-def test_the_bits_are_those_of_a_single_owner_in_any_order(
-    case: tuple[int, list[frozenset[int]]], seed: int
-) -> None:
+def test_the_bits_are_those_of_a_single_owner_in_any_order(case: tuple[int, list[frozenset[int]]], seed: int) -> None:
     shards, owners = case
     generator = np.random.default_rng(seed)
     scale = 10.0 ** generator.integers(-6, 7, (shards, 1))

@@ -76,7 +76,8 @@ class SwitchesAlone(Stepper):
     """Takes a planned change as soon as its own communicator is built."""
 
     def exchanged(self, id: QuorumId, words: list[ControlWord]) -> None:  # type: ignore[override]
-        super().exchanged(id, [replace(w, planned=self._advertised) for w in words])
+        mine = self._advertised.id if self._advertised is not None else NO_QUORUM
+        super().exchanged(id, [replace(w, planned=mine) for w in words])
 
 
 class SaysNothing(Stepper):
@@ -204,9 +205,7 @@ LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("stepper", "base", "menu"), STEPPERS, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_mistake_in_the_stepper_is_found(
-    stepper: type[Stepper], base: Scenario, menu: tuple[str, ...]
-) -> None:
+def test_a_mistake_in_the_stepper_is_found(stepper: type[Stepper], base: Scenario, menu: tuple[str, ...]) -> None:
     assert hunt(stepper=stepper, base=base, menu=menu)
 
 

@@ -148,7 +148,7 @@ def test_protect_after_the_start_and_a_taken_name() -> None:
         job.protect(planaria=model)
     job.protect(model=model, optimizer=optimizer)
     train(job, model, optimizer, data, 1)
-    with pytest.raises(UsageError, match="before job.steps"):
+    with pytest.raises(UsageError, match=r"before job\.steps"):
         job.protect(late={})
 
 
@@ -314,3 +314,45 @@ def test_a_dataset_smaller_than_a_step() -> None:
         for step in job.steps(1):
             for _ in step.batches(pt.ShardedDataset(list(POINTS), batch_size=2)):
                 pass
+
+
+def test_a_buffer_that_forward_replaces() -> None:
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 1)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.linear(x)
+            self.seen = 0.9 * self.seen + out.detach().mean()
+            return out
+
+    job, _, _, data = parts()
+    model = Average()
+    job.protect(model=model)
+    with pytest.raises(UsageError, match=r"buffer model.seen changed in the forward pass"):
+        for step in job.steps(1):
+            for batch in step.batches(data):
+                model(batch).sum().backward()
+
+
+def test_parameters_that_are_unfrozen_later() -> None:
+    job, model, optimizer, data = parts()
+    model[0].requires_grad_(False)
+    job.protect(model=model, optimizer=optimizer)
+    with pytest.raises(UsageError, match=r"step 1: requires_grad of model.0.weight was False .* True now"):
+        for step in job.steps(3):
+            for batch in step.batches(data):
+                model(batch).sum().backward()
+            model[0].requires_grad_(True)
+
+
+def test_batches_twice_in_a_step() -> None:
+    job, model, _, data = parts()
+    job.protect(model=model)
+    with pytest.raises(UsageError, match="gone through once"):
+        for step in job.steps(1):
+            for _ in range(2):
+                for batch in step.batches(data):
+                    model(batch).sum().backward()
