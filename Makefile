@@ -31,11 +31,8 @@ check: env
 proto:
 	PYTHON=$(PYTHON) sh tools/protos.sh
 
-# Lines of code, blank lines and comments not counted; generated code left out.
 loc:
-	@count() { find $$1 -name '*.py' ! -name '*_pb2*' -print0 | xargs -0 cat | grep -cvE '^\s*(#|$$)'; }; \
-	p=$$(count planaria); t=$$(count tests); \
-	echo "package $$p, tests $$t, ratio $$(echo "scale=2; $$t/$$p" | bc)"
+	@$(PYTHON) tools/loc.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info
