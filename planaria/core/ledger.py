@@ -48,6 +48,10 @@ class Ledger:
     """``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
+        self._lineage = last.lineage if last else ""
+        if last is not None and not last.members:
+            last = None  # that run has ended: this is a new one under the same name
+        self._last = last
         self.job = job
         self.epoch = epoch
         self.spec: JobSpec | None = None
@@ -63,8 +67,6 @@ class Ledger:
         self._untouched: set[Member] | None = None  # None: there was no quorum yet
         if last is not None:
             self._untouched = set() if self.founded else set(last.members)
-        self._last = last
-        self._lineage = last.lineage if last else ""
         self._number = 0
         self._started_at: float | None = None
         self._rebuild_until: float | None = None
@@ -108,9 +110,7 @@ class Ledger:
     def _publish(self, chosen: list[Group], urgent: bool, reason: str, founding: bool) -> None:
         chosen = sorted(chosen, key=lambda g: g.member)
         members = tuple(g.member for g in chosen)
-        self._number += 1
-        id = QuorumId(self.epoch, self._number)
-        self._lineage = lineage_after(self._lineage, id, members)
+        id = self._store(members)
         addresses = tuple(g.ready.address if g.ready else "" for g in chosen)
         quorum = Quorum(id, members, addresses, urgent, self._lineage, reason, founding)
         told = set(members) | set(self.current.members if self.current else ())
@@ -124,14 +124,22 @@ class Ledger:
         else:
             self.planned = self._offered[id] = quorum
         self._untouched = set(members) & (set(members) if self._untouched is None else self._untouched)
-        step = max(self.seen.top_step, 0) if self.founded else -1
-        self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, step)))
         for member in sorted(told):
             known = self.seen.of(member)
             if known is not None and known.state not in CERTAINLY_GONE:
                 self._send(known.agent, Publish(member, quorum))
         kind = "quorum" if urgent else "plan"
         self._event(kind, f"quorum {id}: groups {', '.join(str(m.group) for m in members)} ({reason})")
+
+    def _store(self, members: tuple[Member, ...]) -> QuorumId:
+        """Adds a quorum to the lineage. What follows is done only if the store takes it, and it refuses a lighthouse
+        that was deposed."""
+        self._number += 1
+        id = QuorumId(self.epoch, self._number)
+        self._lineage = lineage_after(self._lineage, id, members)
+        step = max(self.seen.top_step, 0) if self.founded else -1
+        self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, step)))
+        return id
 
     def _tell_again(self, agent: str) -> None:
         """After a reconnect: what was published meanwhile, and standing wishes. Members ignore what they know."""
@@ -174,6 +182,7 @@ class Ledger:
 
     def _stop(self, reason: str) -> None:
         self.stopped = reason
+        self._store(())  # the end of a job is a quorum of nobody: one that was deposed cannot end it
         self._event("stop", reason)
         for agent in self.seen.agents:
             self._send(agent, Stop(reason))

@@ -310,6 +310,8 @@ class Lighthouse(Wishes):
             return
         if self.seen.finished():
             live = [g for g in live if g.member in base.members]  # the job is ending: nobody joins any more
+        if not live:
+            return
         if not gone and self._stateless != base.id:
             live = self._leave_one_out(live)
         why = "; ".join(f"group {m.group} lost" for m in gone) or "a communicator broke"

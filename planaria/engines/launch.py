@@ -39,9 +39,6 @@ class Launch:
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
         # torch logs every wait that a newer quorum ends as an error, with a C++ stack.
         env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        # TCPStore asks for the name of every address that it connects to, for its log alone. Where the name server
-        # does not answer, the default of twice five seconds would be a recovery's whole time.
-        env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         if paths := env.get("PYTHONPATH"):
             # Relative entries are meant from here, not from where the fork server runs.
             env["PYTHONPATH"] = os.pathsep.join(os.path.join(self.cwd, part) for part in paths.split(os.pathsep))

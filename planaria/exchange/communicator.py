@@ -43,7 +43,7 @@ FORMATION_FACTOR = 20.0  # times the longest formation observed
 # Lives whose formation is no longer wanted end at once when their sockets are cut; only one that hangs in
 # connecting to a store on a vanished machine lasts until the limit above. More than this many of those means
 # that something else is wrong, and more threads would not help.
-LINGERING_LIMIT = 16
+LINGERING_LIMIT = 64
 
 
 class Communicator:

@@ -5,6 +5,7 @@ group.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from datetime import timedelta
@@ -35,6 +36,12 @@ class Group(Protocol):
     def send(self, tensors: list[Tensor], dst: int, tag: int, /) -> Work: ...
 
     def recv(self, tensors: list[Tensor], src: int, tag: int, /) -> Work: ...
+
+
+# TCPStore asks the name server for the name of every address that it connects to, at both ends and only for its log.
+# Where no answer comes, the resolver's default of twice five seconds would be a recovery's whole time (seen). It reads
+# this variable when it is first used, which is after this import.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 class RendezvousStore:

@@ -226,7 +226,8 @@ class World:
 
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""
-        if not any(s.settled or s.step for s in standings):
+        latest = quorum.id == self.checker.quorums[-1].id  # or else who was stopped just ends an old roll call
+        if latest and not any(s.settled or s.step for s in standings):
             for veteran in self.veterans():
                 if veteran.stepper.step and veteran.member not in quorum.members:
                     self.checker.fail(f"{quorum.id} starts afresh, but {veteran.describe()} has a state")

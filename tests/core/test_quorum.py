@@ -305,8 +305,8 @@ def test_all_lost_ends_the_job_with_a_reason() -> None:
     desk = working(2, step=4)
     desk.dies(0)
     found = desk.dies(1)
-    assert [text.split(":")[0] for text in found] == ["a0", "a1"]
-    assert "every group that held the state is lost (last commit seen: step 4)" in found[0]
+    assert [text.split(":")[0] for text in found] == ["store 1.3 []", "a0", "a1"], "only who is not deposed may say so"
+    assert "every group that held the state is lost (last commit seen: step 4)" in found[1]
     assert desk.connects(0)[1].startswith("a0: stop"), "an agent that comes later hears it too"
 
 
@@ -328,7 +328,7 @@ def test_a_joiner_that_may_have_healed_is_asked_before_the_job_is_given_up() -> 
     desk.adopts(0, 3, step=5)  # the planned one, with the joiner in it, is in force
     assert desk.dies(0) == ["store 1.4 [1.1]", "a1: urgent 1.4 [1.1]"]
     found = desk.ready(1, after=QuorumId(1, 4))  # its roll call: nobody here holds a state
-    assert "every group that held the state is lost" in found[0]
+    assert "every group that held the state is lost" in found[1]
 
 
 # --- silence --------------------------------------------------------------------------------------------------
@@ -540,6 +540,16 @@ def test_after_a_restart_nothing_is_decided_before_all_were_heard() -> None:
     assert desk.trouble(0, 4) == [] and desk.wait(2.0) == []
     found = desk.connects(2, desk.report(2), Adopted(desk.member(2), QuorumId(1, 4), 7))
     assert "store 2.1 [0 1 2]" in [*found, *desk.wait(0.1)]
+
+
+def test_after_the_end_of_a_run_the_next_one_starts_afresh_and_the_lineage_goes_on() -> None:
+    ended = replace(LAST, members=())
+    desk = Desk(2, epoch=2, last=ended)
+    desk.ready(0)
+    effects = desk.lighthouse.handle("a1", desk.report(1), desk.now)
+    (record,) = [e.record for e in effects if isinstance(e, Persist)]
+    assert record.lineage == lineage_after(LAST.lineage, record.id, (Member(0, 0), Member(1, 0)))
+    assert line(effects[-2]) == "a1: founding 2.1 [0 1]"
 
 
 def test_a_quorum_that_was_stored_but_never_told_is_replaced() -> None:
