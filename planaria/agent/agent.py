@@ -51,6 +51,8 @@ POLL_SECONDS = 0.05
 _END_SECONDS = 5.0
 # A debugger or profiler that stops a process for a moment lets it go on within this.
 _LEAST_PATIENCE = 2.0
+# Looked for again this soon; one pass of the event loop is enough as a rule.
+LAST_WORDS_SECONDS = 0.001
 EXIT_INTERRUPTED = 130
 
 
@@ -102,6 +104,7 @@ class Agent:
         self._news = asyncio.Event()
         self._beat_at = 0.0
         self._started_any = False
+        self._silent_from: dict[Member, float] = {}
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -192,6 +195,10 @@ class Agent:
 
     def _on_change(self, change: Change) -> None:
         match change:
+            case Ended() if change.returncode == 0 and self._still_speaking(change.member):
+                # It left in order, and its last words may still be in the socket: they must be told before its end.
+                # The hub forgets it when it has read them all, which the end of the process makes certain.
+                asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self._on_change, change)
             case Ended():
                 # Others wait for this word, and for nothing else that happens here.
                 report = Died(change.member, change.cause)
@@ -207,6 +214,12 @@ class Agent:
                 self.events.add("start", text, change.member.group, facts)
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
+
+    def _still_speaking(self, member: Member) -> bool:
+        """Whether words of an ended member may be unread; not for ever, for a child of its could hold the socket."""
+        if member not in self.hub.connected():
+            return False
+        return time.monotonic() < self._silent_from.setdefault(member, time.monotonic() + 1.0)
 
     def _ended(self, change: Ended, at_ns: int) -> None:
         life = self.lives.of(change.member)
