@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 
 
 class PlanariaError(Exception):

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planaria.agent.proc import describe, state_of
+from planaria.core.exits import EXIT_BAD_INPUT
 from planaria.core.liveness import JobTimes, ProgressSample, ProgressWatch
 from planaria.core.messages import NO_QUORUM, Member, Phase, Pulse, QuorumId
 from planaria.core.plan import GroupState, ObservedGroup
-from planaria.errors import EXIT_BAD_INPUT, ProtocolError
+from planaria.errors import ProtocolError
 from planaria.wire.page import PageView, ProgressPage
 
 _AT_WORK = frozenset({Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})

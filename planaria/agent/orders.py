@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from planaria.agent.proc import signal_name
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.messages import (
     Desired,
     Drain,
@@ -20,7 +21,6 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.plan import GroupState
-from planaria.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent

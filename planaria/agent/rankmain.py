@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from planaria.agent.proc import die_with_parent
+from planaria.core.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from planaria.errors import PlanariaError
 
 if TYPE_CHECKING:
     from planaria.agent.forkserver import ForkRequest
-
-EXIT_INTERRUPTED = 130
 
 
 def become_rank(request: ForkRequest, middle: int, path: list[str], keep: frozenset[int]) -> NoReturn:
@@ -108,7 +107,7 @@ def _run(request: ForkRequest, path: list[str]) -> int:
         code = error.exit_code
         _write_error(str(error), code, None, error)
     except BaseException as error:
-        code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
         error.__traceback__ = _users_part(error.__traceback__)
         with suppress(Exception):
             sys.excepthook(type(error), error, error.__traceback__)

@@ -20,9 +20,8 @@ from planaria.chaos.schedule import Kind
 from planaria.chaos.verify import Record, read_records
 from planaria.cli.chaos_view import View, Waiting
 from planaria.cli.logdir import check_writable
+from planaria.core.exits import EXIT_INTERRUPTED
 from planaria.errors import PlanariaError, UsageError
-
-EXIT_INTERRUPTED = 130
 
 
 def chaos(

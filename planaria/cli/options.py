@@ -13,11 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.core.messages import Policy
+from planaria.core.messages import REDUCTIONS, Policy
 from planaria.errors import UsageError
 from planaria.wire.channel import split_address
 
-REDUCTIONS = ("tree", "fast")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from planaria.agent.agent import EXIT_INTERRUPTED
 from planaria.cli import options as opts
 from planaria.cli.logdir import directory_given
 from planaria.cli.options import RunOptions
 from planaria.cli.supervise import supervise
+from planaria.core.exits import EXIT_INTERRUPTED
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:

@@ -64,6 +64,9 @@ class Policy(Enum):
     SHRINK = "shrink"  # they are left out and the mean is taken over the shards present
 
 
+REDUCTIONS = ("tree", "fast")  # fixed brackets, so bit-exact; or each member's own sums first. The default first.
+
+
 class Phase(Enum):
     """Where a rank is, as its progress page shows it."""
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
+
 
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
@@ -139,10 +141,6 @@ class Finish:
 
 
 Action = Start | Kill | Drain | Finish
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
 
 
 # --- the plan -----------------------------------------------------------------------------------------------

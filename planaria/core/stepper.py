@@ -121,16 +121,10 @@ class Leave:
     """The member's work ends before the last step, in order: drained, or the job was asked to stop."""
 
     reason: str
+    drained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """No member holds the state any more."""
-
-    reason: str
-
-
-Action = Wait | RollCall | Heal | Compute | Exchange | Finish | Leave | Lost
+Action = Wait | RollCall | Heal | Compute | Exchange | Finish | Leave
 
 
 class Stepper:
@@ -161,11 +155,10 @@ class Stepper:
         self._owned: tuple[frozenset[int], ...] = ()
         self._advertised: Quorum | None = None  # named in the control word of the exchange under way
         self._switch: Quorum | None = None
-        self._applying = False
         self._asked_to_stop = False  # this process
         self._stopping = False  # all members, from the commit on at which one said so
         self._mine: frozenset[int] = frozenset()  # shards of `step` given to this member so far
-        self._ending: Finish | Leave | Lost | None = None
+        self._ending: Finish | Leave | None = None
 
     # --- control side ----------------------------------------------------------------------------------------
 
@@ -357,7 +350,6 @@ class Stepper:
     def exchanged(self, id: QuorumId, words: Sequence[ControlWord]) -> None:
         """The exchange of the current step under ``id`` is complete: the step is committed once the user's code has
         applied it. Holds even if a newer quorum was heard at the same moment: who finished is right."""
-        self._applying = True
         self._exchanged_under = id
         self._stopping = any(w.stop for w in words)
         named = {w.planned for w in words}
@@ -372,7 +364,6 @@ class Stepper:
 
     def applied(self) -> list[Effect]:
         """The user's code has applied the step: it is committed here."""
-        self._applying = False
         self.step += 1
         self.under = self._exchanged_under
         self.have.clear()
@@ -390,7 +381,7 @@ class Stepper:
                 self.planned = None
             self.target, self._switch, self._rolled = self._switch, None, None
             if self.me not in self.target.members:
-                self._ending = Leave(f"group {self.me.group} was drained")
+                self._ending = Leave(f"group {self.me.group} was drained", drained=True)
             else:
                 # Said before the roll call: should that fail, the lighthouse must know which quorum is in force.
                 effects.append(Tell(Adopted(self.me, self.target.id, self.step)))
@@ -400,7 +391,3 @@ class Stepper:
 
     def finished(self, digest: str) -> list[Effect]:
         return [Tell(Finished(self.me, self.step, digest))]
-
-    def refit(self, ready: Ready) -> None:
-        """What is told when asking to join again (a new address, a new digest)."""
-        self._ready = replace(ready, member=self.me, after=self._ready.after)

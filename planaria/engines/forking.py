@@ -52,7 +52,6 @@ class ForkServer:
         self._false_starts = 0
         self._waiting: dict[int, tuple[ForkRequest, asyncio.Future[int]]] = {}
         self.failure: str | None = None
-        self.warm_up_seconds = 0.0
 
     @property
     def pid(self) -> int:
@@ -126,7 +125,6 @@ class ForkServer:
     def _heard(self, message: dict[str, Any]) -> None:
         if "ready" in message:
             self._ready, self._false_starts = True, 0
-            self.warm_up_seconds = float(message["seconds"])
         elif "failed" in message:
             self._give_up(str(message["failed"]))
         else:

@@ -27,6 +27,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from planaria.core.messages import REDUCTIONS
 from planaria.core.tree import Node, fold_plan
 from planaria.errors import ProtocolError
 from planaria.exchange.communicator import Communicator, Transfer, as_bytes, as_tensor
@@ -40,7 +41,6 @@ PIECE_BYTES = 25 << 20
 WINDOW = 2  # pieces under way at a time: one travels while one is folded; more take more memory and no less time
 
 TAIL = struct.Struct("<?I")  # is my share of the results finite; length of the payload
-MODES = ("tree", "fast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class TreeExchange:
     ) -> _Plan:
         if len(nodes_by_rank) != self._communicator.size:
             raise ValueError(f"nodes of {len(nodes_by_rank)} members in a group of {self._communicator.size}")
-        if reduction not in MODES or divisor < 1 or tail_bytes < 0:
+        if reduction not in REDUCTIONS or divisor < 1 or tail_bytes < 0:
             raise ValueError(f"cannot exchange with {reduction=}, {divisor=}, {tail_bytes=}")
         flat = [(node, rank, i) for rank, nodes in enumerate(nodes_by_rank) for i, node in enumerate(nodes)]
         pairs = fold_plan([node for node, _, _ in flat], shards)

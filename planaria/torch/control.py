@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from planaria.core.exits import EXIT_FAILED
 from planaria.core.messages import Order, Report
-from planaria.errors import EXIT_FAILED, UsageError
+from planaria.errors import UsageError
 from planaria.wire.frames import FrameReader, send_frame
 from planaria.wire.page import ProgressPage
 

@@ -116,11 +116,6 @@ def differs(path: str, ours: Tensor, theirs: Tensor) -> list[str]:
     ]
 
 
-def cuda_in_use() -> bool:
-    """Asking does not initialise it."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 def _check_strided(path: str, tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"

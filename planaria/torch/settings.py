@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.core.messages import Member, Policy
+from planaria.core.messages import REDUCTIONS, Member, Policy
 from planaria.errors import UsageError
-
-REDUCTIONS = ("tree", "fast")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from planaria.core import stepper as core
+from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
 from planaria.exchange import healing
@@ -79,6 +80,7 @@ class Worker:
         self._buffers = BufferWatch(buffers)
         self._exchange: tuple[QuorumId, TreeExchange] | None = None
         self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
+        self._tail_bytes = 0  # of the exchange that was begun last
         self._records: dict[int, ShardRecord] = {}
         self._recorded: dict[str, list[float]] = {}
         self._data: ShardedSource | None = None
@@ -118,18 +120,15 @@ class Worker:
             case core.Finish():
                 return False
             case core.Leave():
-                self._leave(action.reason)
-            case core.Lost():
-                raise PlanariaError(f"{self.settings.where}, step {self.step}: {action.reason}; start the job again")
+                self._leave(action)
         return True
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, action: core.Leave) -> NoReturn:
         self.journal.close()
         self.session.close()
         # The user's loop ends here, in order, at a step boundary: `finally` blocks run, what follows the loop does
         # not, for it would take a half-trained model for the result.
-        drained = "drained" in reason
-        raise SystemExit(0 if drained else 130)
+        raise SystemExit(EXIT_OK if action.drained else EXIT_INTERRUPTED)
 
     def commit(self) -> None:
         """The user's code has applied the step."""
@@ -267,13 +266,13 @@ class Worker:
             if self._exchange is None or self._exchange[0] != work.quorum:
                 self._exchange = (work.quorum, TreeExchange(communicator, self._layout))
             exchange = self._exchange[1]
-            size = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
+            self._tail_bytes = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
             exchange.begin(
                 work.nodes(self.settings.shards),
                 self.settings.shards,
                 divisor=work.present,
                 reduction=self.settings.reduction,
-                tail_bytes=size,
+                tail_bytes=self._tail_bytes,
             )
         except CommunicatorError:
             return None  # the next question to the stepper tells what to do instead
@@ -296,7 +295,7 @@ class Worker:
         if not result.finite:
             self._stop_on_nonfinite(work, records)
         if not self._allow_unused:
-            check_presence(records, [name for name, _ in self.named], f"job {self.settings.job}, step {self.step}")
+            check_presence(records, self._store.names, f"job {self.settings.job}, step {self.step}")
         self._present = len(records)
         self._store.assign(result.buckets, union_presence(records, len(self.named)))
         means = mean_metrics(records)
@@ -322,8 +321,7 @@ class Worker:
         with self.session.lock:
             word = self.session.stepper.word(self.seconds_per_shard)
         records = [self._records[shard] for shard in sorted(self._store.have)]
-        size = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
-        exchange.submit_tail(encode_tail(word, records, size))
+        exchange.submit_tail(encode_tail(word, records, self._tail_bytes))
         return exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
 
     def _abandon(self) -> None:

@@ -418,7 +418,7 @@ def test_who_leaves_does_so_with_the_others() -> None:
     assert me.hear(LEAVE) == [], "nothing to build"
     assert me.word(0.1).planned == LEAVE.id
     assert commit(me) == [Drop(id_of(1))]
-    assert me.next() == Leave("group 0 was drained")
+    assert me.next() == Leave("group 0 was drained", drained=True)
 
 
 def test_a_joiner_waits_in_the_roll_call_of_the_plan() -> None:

@@ -1,0 +1,6 @@
+"""Exit codes, of ranks and of command lines alike."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it: ended in order because somebody asked
