@@ -24,6 +24,7 @@ from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
 from planaria.agent.told import Told
 from planaria.core import plan as planning
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -42,7 +43,6 @@ from planaria.core.messages import (
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.engines.base import Broken, Change, Ended, Engine, Started
-from planaria.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
 POLL_SECONDS = 0.05
@@ -51,9 +51,9 @@ POLL_SECONDS = 0.05
 _END_SECONDS = 5.0
 # A debugger or profiler that stops a process for a moment lets it go on within this.
 _LEAST_PATIENCE = 2.0
-# Looked for again this soon; one pass of the event loop is enough as a rule.
-LAST_WORDS_SECONDS = 0.001
-EXIT_INTERRUPTED = 130
+# A dead process has said everything, so its words are there to be read at once; only a child that it left with its
+# socket could keep the stream open, and its end must not wait for that.
+_LAST_WORDS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Agent:
         self._news = asyncio.Event()
         self._beat_at = 0.0
         self._started_any = False
-        self._silent_from: dict[Member, float] = {}
+        self._hearing: set[asyncio.Task[None]] = set()  # ends that wait for the last words of those who ended
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -120,6 +120,7 @@ class Agent:
                 await self._pause()
             await self._end_groups()
         finally:
+            tasks += self._hearing
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,16 +196,15 @@ class Agent:
 
     def _on_change(self, change: Change) -> None:
         match change:
-            case Ended() if change.returncode == 0 and self._still_speaking(change.member):
-                # It left in order, and its last words may still be in the socket: they must be told before its end.
-                # The hub forgets it when it has read them all, which the end of the process makes certain.
-                asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self._on_change, change)
             case Ended():
-                # Others wait for this word, and for nothing else that happens here.
-                report = Died(change.member, change.cause)
-                self.link.tell(report)
-                self.told.record(report)
-                asyncio.get_running_loop().call_soon(self._ended, change, time.monotonic_ns())
+                speaking = self.hub.stream_of(change.member) if change.returncode == 0 else None
+                if speaking is None:
+                    self._tell_end(change)
+                else:
+                    # It left in order, and its last words may still be in the socket: they are told before its end.
+                    hearing = asyncio.get_running_loop().create_task(self._hear_out(speaking, change))
+                    self._hearing.add(hearing)
+                    hearing.add_done_callback(self._hearing.discard)
             case Started():
                 self._started_any = True
                 if (life := self.lives.of(change.member)) is not None:
@@ -215,11 +215,16 @@ class Agent:
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
 
-    def _still_speaking(self, member: Member) -> bool:
-        """Whether words of an ended member may be unread; not for ever, for a child of its could hold the socket."""
-        if member not in self.hub.connected():
-            return False
-        return time.monotonic() < self._silent_from.setdefault(member, time.monotonic() + 1.0)
+    async def _hear_out(self, speaking: asyncio.Task[None], change: Ended) -> None:
+        await asyncio.wait({speaking}, timeout=_LAST_WORDS_SECONDS)
+        self._tell_end(change)
+
+    def _tell_end(self, change: Ended) -> None:
+        # Others wait for this word, and for nothing else that happens here.
+        report = Died(change.member, change.cause)
+        self.link.tell(report)
+        self.told.record(report)
+        asyncio.get_running_loop().call_soon(self._ended, change, time.monotonic_ns())
 
     def _ended(self, change: Ended, at_ns: int) -> None:
         life = self.lives.of(change.member)

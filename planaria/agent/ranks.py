@@ -42,6 +42,7 @@ class RankHub:
         self._on_report = on_report
         self._on_refused = on_refused
         self._writers: dict[Member, asyncio.StreamWriter] = {}
+        self._streams: dict[Member, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         _sweep(Path(tempfile.gettempdir()))
@@ -65,6 +66,10 @@ class RankHub:
     def connected(self) -> tuple[Member, ...]:
         return tuple(self._writers)
 
+    def stream_of(self, member: Member) -> asyncio.Task[None] | None:
+        """What reads the member's words, done when it has passed the last one on; None if it is not connected."""
+        return self._streams.get(member)
+
     async def close(self) -> None:
         """Close all connections, which ends the ranks that still live, and remove the directory."""
         if self._server is not None:
@@ -80,7 +85,7 @@ class RankHub:
         self._tasks.add(task)
         member: Member | None = None
         try:
-            member = await self._first(reader, writer)
+            member = await self._first(reader, writer, task)
             while member is not None and (report := await read_frame(reader)) is not None:
                 self._take(member, report)
         except ProtocolError as error:
@@ -90,12 +95,14 @@ class RankHub:
         finally:
             self._tasks.discard(task)
             if member is not None and self._writers.get(member) is writer:
-                del self._writers[member]
+                del self._writers[member], self._streams[member]
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _first(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member | None:
+    async def _first(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
+    ) -> Member | None:
         report = await read_frame(reader)
         if report is None:
             return None
@@ -104,7 +111,7 @@ class RankHub:
             raise ProtocolError(f"{member} is not a running member of this agent")
         if (old := self._writers.get(member)) is not None:
             old.close()
-        self._writers[member] = writer
+        self._writers[member], self._streams[member] = writer, task
         self._take(member, report)
         return member
 
