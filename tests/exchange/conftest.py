@@ -73,6 +73,12 @@ class Process:
         assert self.control.poll(LIMIT), f"the control thread of {self.member} does not answer"
         self.control.recv()
 
+    def waits_for(self, peer: int) -> bool:
+        """Whether it waits for a message of the rank ``peer`` at this moment."""
+        self.control.send("whom do you wait for")
+        assert self.control.poll(LIMIT), f"the control thread of {self.member} does not answer"
+        return peer in self.control.recv()
+
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
