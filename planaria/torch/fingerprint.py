@@ -7,6 +7,7 @@ same job (model, shards, seed, settings).
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import xxhash
 
 from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
+from planaria.torch.world import GroupWorld
 
 # How each key reads in a sentence, and what to do about a difference.
 _WORDS: Mapping[str, tuple[str, str]] = {
@@ -27,6 +29,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     "deterministic": ("torch.use_deterministic_algorithms", "set it alike in the script"),
     "device": ("the device", "run all groups on the same kind of device"),
     "float32_matmul": ("torch.get_float32_matmul_precision()", "set it alike in the script"),
+    "layout": ("the layout of the ranks in a group", "give all groups the same mesh and --nproc-per-group"),
     "mkl_cbwr": ("MKL_CBWR", "set it alike for all groups"),
     "model": ("the model (names, dtypes and shapes of its tensors)", "run the same script with the same arguments"),
     "numpy": ("the numpy version", "install the same"),
@@ -65,6 +68,18 @@ def fingerprint(state: ProtectedState, settings: Settings, **more: str) -> tuple
     if state.device.type == "cuda":
         entries["cudnn_benchmark"] = str(torch.backends.cudnn.benchmark)
         entries["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    return tuple(sorted(entries.items()))
+
+
+def of_group(mine: tuple[tuple[str, str], ...], world: GroupWorld) -> tuple[tuple[str, str], ...]:
+    """The fingerprint of a group: what all its ranks have in common, and a digest of what they have not (the stages of
+    a pipeline hold different parts of the model)."""
+    ranks = [dict(json.loads(each)) for each in world.gather(json.dumps(mine).encode())]
+    entries = {}
+    for key in sorted({key for rank in ranks for key in rank}):
+        values = [rank.get(key, "") for rank in ranks]
+        alike = len(set(values)) == 1
+        entries[key] = values[0] if alike else "by rank " + xxhash.xxh3_64_hexdigest(json.dumps(values).encode())
     return tuple(sorted(entries.items()))
 
 
