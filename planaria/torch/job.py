@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
+from planaria.torch import exactness
 from planaria.torch import random as seeding
 from planaria.torch.clipping import clip_grad_norm_
 from planaria.torch.fingerprint import fingerprint, of_group
@@ -26,8 +27,9 @@ from planaria.wire.page import ProgressPage
 class Job:
     """This process's part in the job. Made by ``init``."""
 
-    def __init__(self, settings: Settings, world: GroupWorld) -> None:
+    def __init__(self, settings: Settings, world: GroupWorld, exact: str) -> None:
         self.settings = settings
+        self.exact = exact
         self._world = world
         self._protected: dict[str, Any] = {}
         self._overlap = True
@@ -134,7 +136,7 @@ class Job:
         state = ProtectedState(**self._protected, planaria=facts)
         session = Session(self.settings, self._world, self._page, state.device)
         worker = Worker(session, state, facts, parameters, buffers, self._overlap, self._allow_unused)
-        prints = of_group(fingerprint(state, self.settings, layout=self._world.layout), self._world)
+        prints = of_group(fingerprint(state, self.settings, self.exact, layout=self._world.layout), self._world)
         digest = combined([each.decode() for each in self._world.gather(state.digest().encode())])
 
         def ready(address: str) -> Ready:
@@ -170,6 +172,7 @@ def init(
     seed: int = 0,
     policy: Policy | str | None = None,
     reduction: str | None = None,
+    exact: str | None = None,
     mesh: Mapping[str, int] | None = None,
     device: str | None = None,
 ) -> Job:
@@ -184,6 +187,9 @@ def init(
             result depends on. ``planaria run --shards`` has the last word; default: the number of groups.
         policy: what happens to a lost group's shards: "redistribute" or "shrink".
         reduction: "tree" (bit-exact) or "fast" (the vendor's all-reduce: same samples, rounding may differ).
+        exact: "bits" (the weights of a run in which nothing failed; on a GPU it makes torch use deterministic kernels)
+            or "samples" (no sample is lost, rounding may differ). Default: "bits" on a CPU, "samples" on GPUs, with
+            the reduction "fast" and with the policy "shrink". ``planaria run --exact`` has the last word.
         mesh: dimensions of ``job.mesh`` by name, in order, as {"fsdp": 2, "tp": -1} (-1: what is left). Ranks along
             "tp", "pp" and "cp" get the same samples, along any other dimension each gets its part of a batch. Default:
             one dimension, "fsdp".
@@ -196,6 +202,8 @@ def init(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
+    promise = exactness.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen)
+    exactness.prepare(promise, chosen)
     world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where)
     seeding.seed_all(settings.seed)
-    return Job(settings, world)
+    return Job(settings, world, promise)
