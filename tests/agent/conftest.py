@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from planaria.agent.proc import state_of
+from planaria.chaos.netns import inside
 from planaria.core.messages import Member
 from planaria.engines.base import Change
 from planaria.engines.devices import Gpus
@@ -91,14 +92,17 @@ async def make_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Engine]]:
 class Run:
     """A ``planaria run`` in a process of its own; its output goes to files."""
 
-    def __init__(self, directory: Path, *args: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, *args: str, environ: dict[str, str] | None = None, namespace: str | None = None
+    ) -> None:
         self.directory = directory
         self.logs = directory / "logs"
         directory.mkdir(exist_ok=True)
         self.out, self.err = directory / "out.txt", directory / "err.txt"
+        command = [sys.executable, "-m", "planaria", "run", "--log-dir", str(self.logs), *args]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "planaria", "run", "--log-dir", str(self.logs), *args],
+                command if namespace is None else inside(namespace, command),
                 env=environ or plain_environ(),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
@@ -170,8 +174,8 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts runs; kills what is left of them after the test and checks that nothing was left by one that ended."""
     runs: list[Run] = []
 
-    def start(*args: str, environ: dict[str, str] | None = None) -> Run:
-        runs.append(Run(tmp_path / f"run{len(runs)}", *args, environ=environ))
+    def start(*args: str, **more: Any) -> Run:
+        runs.append(Run(tmp_path / f"run{len(runs)}", *args, **more))
         return runs[-1]
 
     yield start

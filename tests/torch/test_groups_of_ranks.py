@@ -32,17 +32,7 @@ def test_every_layout_trains_the_same_model(tmp_path: Path) -> None:
     assert losses == {layout: pytest.approx(losses["plain"], rel=1e-6) for layout in losses}
 
 
-@pytest.mark.parametrize("micro_batches", ["1", "2"])
-def test_micro_batches_in_a_pipeline(tmp_path: Path, micro_batches: str) -> None:
-    losses = set()
-    for layout, ranks in (("plain", 1), ("pp", 2)):
-        words = [layout, "--steps", "10", "--micro-batches", micro_batches]
-        with PretendAgent(SCRIPT, 1, 4, tmp_path / layout, ranks, words) as agent:
-            losses.add(round(agent.alone()["metrics"]["loss"], 5))
-    assert len(losses) == 1
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_quorums_that_the_ranks_hear_of_at_different_times(tmp_path: Path, seed: int) -> None:
     # Each rank is told later or earlier than its neighbour, in the middle of shards, of rounds and of other quorums.
     chance = random.Random(seed)
@@ -59,9 +49,9 @@ def test_quorums_that_the_ranks_hear_of_at_different_times(tmp_path: Path, seed:
         end(agent, 2)
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "tp", "pp"])
-def test_a_group_dies_and_its_successor_heals(tmp_path: Path, layout: str) -> None:
-    with parallel(tmp_path, layout, "--steps", "40", "--pause", "0.01") as agent:
+@pytest.mark.parametrize("words", ["fsdp", "tp", "pp", "fsdp --rich", "fsdp --compile"])
+def test_a_group_dies_and_its_successor_heals(tmp_path: Path, words: str) -> None:
+    with parallel(tmp_path, *words.split(), "--steps", "40", "--pause", "0.01") as agent:
         first, second = agent.start(0), agent.start(1)
         agent.wait_for(first, second)
         founding = agent.publish([first, second], founding=True)

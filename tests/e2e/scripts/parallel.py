@@ -6,7 +6,8 @@ import time
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed._composable import checkpoint
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -16,8 +17,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("layout", choices=["plain", "fsdp", "tp", "pp", "fsdp-tp"])
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
-parser.add_argument("--micro-batches", type=int, default=1)
 parser.add_argument("--device", default="cpu")
+parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
+parser.add_argument("--compile", action="store_true")
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
 args = parser.parse_args()
 
@@ -48,14 +50,22 @@ def stage_of(layers: nn.Sequential) -> nn.Sequential:
 
 # Made whole on every rank, from the job's seed, and then cut: the start does not depend on the layout.
 model = nn.Sequential(nn.Linear(16, 32), Block(32), Block(32), nn.Linear(32, 4)).to(job.device)
+if args.rich:
+    model[2].norm = model[1].norm  # tied
+    model[0].bias.requires_grad_(False)
+    for block in (model[1], model[2]):
+        checkpoint(block)
 schedule = None
 if "tp" in args.layout:
     for block in (model[1], model[2]):
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(block, job.mesh["tp"], plan)
 if "fsdp" in args.layout:
-    for layer in (*model, model):
-        fully_shard(layer, mesh=job.mesh["fsdp"])
+    # What is tied must be sharded together.
+    layers = (model,) if args.rich else (*model, model)
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if args.rich else MixedPrecisionPolicy()
+    for layer in layers:
+        fully_shard(layer, mesh=job.mesh["fsdp"], mp_policy=half)
         assert isinstance(layer, FSDPModule)
         if args.device == "cpu":
             layer.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it sums
@@ -63,13 +73,16 @@ if args.layout == "pp":
     model = stage_of(model)
     stage = PipelineStage(model, job.rank, job.world_size, job.device, group=job.mesh.get_group())
     schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=nn.functional.cross_entropy)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 if odd != "lr" else 1e-3)
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+optimizer = torch.optim.AdamW(trained, lr=1e-2, fused=args.rich)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+# Without code generation, which takes a minute: what is traced and recompiled is the same.
+run = torch.compile(model, backend="aot_eager") if args.compile else model
 generator = torch.Generator().manual_seed(0)
 points = torch.randn(500, 16, generator=generator)
 labels = torch.randint(0, 4, (500,), generator=generator)
 samples = torch.utils.data.TensorDataset(points, labels)
-data = pt.ShardedDataset(samples, batch_size=4, micro_batches=args.micro_batches)
+data = pt.ShardedDataset(samples, batch_size=4)
 job.protect(overlap=schedule is None, model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(args.steps):
     if odd == "memory" and job.rank == 1 and step.index == 3:
@@ -77,7 +90,7 @@ for step in job.steps(args.steps):
     for x, y in step.batches(data):
         x, y = x.to(job.device), y.to(job.device)
         if schedule is None:
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(run(x).float(), y)
             loss.backward()
             step.record(loss=loss)
         elif job.rank == 0:
