@@ -62,6 +62,7 @@ class Session:
         self._lock = threading.Lock()  # for what follows
         self._heard: list[Quorum] = []  # not taken in yet
         self._newest = NO_QUORUM  # heard of
+        self._urgent = NO_QUORUM  # the newest that is: no older one will ever be worked under
         self._formed: set[QuorumId] = set()  # that the stepper was not told of yet
         self._broken: dict[QuorumId, str] = {}  # likewise
         self._stop = False
@@ -111,8 +112,12 @@ class Session:
         with self._lock:
             if quorum.id <= self._newest:
                 return
+            outdated = [old.id for old in self._heard] if quorum.urgent else []
             self._newest = quorum.id
+            self._urgent = quorum.id if quorum.urgent else self._urgent
             self._heard.append(quorum)
+        for id in outdated:
+            self.communicators.drop(id)
         if self.settings.member in quorum.members:
             # Not later, when the stepper asks for it: the training thread may be deep in a shard.
             self._form(quorum)
@@ -208,7 +213,8 @@ class Session:
         for effect in effects:
             match effect:
                 case core.Form():
-                    self._form(effect.quorum)  # nothing new, as a rule: see _hear
+                    if effect.quorum.id >= self._urgent:
+                        self._form(effect.quorum)  # nothing new, as a rule: see _hear
                 case core.Drop():
                     self.communicators.drop(effect.quorum)
                 case core.Tell():
