@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal as signals
 
 from planaria.core.attendance import Attendance
+from planaria.core.liveness import HEARTBEAT
 from planaria.core.messages import (
     NO_QUORUM,
     Desired,
@@ -41,6 +42,10 @@ from planaria.core.roster import (
 # Agents reconnect within tens of milliseconds of a lighthouse coming back and beat once a second, so three beats
 # are enough to hear from every agent that can be heard at all.
 REBUILD_WINDOW = 3.0
+# To say that a job is lost cannot be taken back, so it waits for those too who hear late that there is another
+# lighthouse: they are cut off, or still attend one that was deposed. An agent is silent for so long at most before
+# it is given up.
+LAST_WORD_WINDOW = HEARTBEAT.ceiling
 EVENTS_KEPT = 200
 
 
@@ -70,6 +75,7 @@ class Ledger:
         self._number = 0
         self._started_at: float | None = None
         self._rebuild_until: float | None = None
+        self._last_word_at: float | None = None  # from then on every agent that lives has been heard
         self._trouble_at: float | None = None
         self._warned: tuple[QuorumId, str] = (NO_QUORUM, "")
         self._out: list[Effect] = []
@@ -93,6 +99,7 @@ class Ledger:
             self._started_at = self.seen.progress_at = self.seen.at
             if self._last is not None:
                 self._rebuild_until = self.seen.at + REBUILD_WINDOW
+                self._last_word_at = self.seen.at + LAST_WORD_WINDOW
             self._event("epoch", f"lighthouse epoch {self.epoch} serves job {self.job}")
         for agent in silent:
             self._disconnect(agent)

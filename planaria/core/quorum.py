@@ -48,7 +48,6 @@ FOUNDING_GRACE = 10.0
 REPLAN_DELAY = (0.25, 8.0)
 # Rounding must not make a wake-up the present moment, at which nothing is due yet.
 SHORTEST_WAIT = 0.001
-EVENTS_KEPT = 200
 
 
 class Lighthouse(Wishes):
@@ -118,6 +117,8 @@ class Lighthouse(Wishes):
         due: list[float] = []
         if self._rebuild_until is not None:
             due.append(self._rebuild_until)
+        if self._last_word_at is not None:
+            due.append(self._last_word_at)
         if self._trouble_at is not None:
             due.append(self._trouble_at + self._trouble_window)
         if self.current is None and self._first_ready_at is not None:
@@ -339,12 +340,16 @@ class Lighthouse(Wishes):
             return True  # fenced members: their states are older, but whole, and so still right
         if veterans := self.seen.veterans():
             self._warn(base, f"only groups {', '.join(str(g.member.group) for g in veterans)} hold a state")
-        elif not self.seen.finished():
+        elif not self.seen.finished() and not self._may_be_unheard():
             self._stop(
                 f"job {self.job}: every group that held the state is lost (last commit seen: step "
                 f"{max(self.seen.top_step, 0)}); without a durable checkpoint the job cannot go on. Start it again"
             )
         return None
+
+    def _may_be_unheard(self) -> bool:
+        """After a restart: whether an agent may live that has not found this lighthouse yet."""
+        return self._last_word_at is not None and self.seen.at < self._last_word_at
 
     def _leave_one_out(self, live: list[Group]) -> list[Group]:
         """Communicators keep breaking though nobody died: two members cannot reach each other. Leave out another
