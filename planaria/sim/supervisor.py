@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from planaria.core.messages import (
     NO_QUORUM,
-    Adopted,
     Desired,
     Died,
     Drain,
@@ -26,9 +25,9 @@ from planaria.core.messages import (
     Stop,
     Suspected,
     Synced,
-    Trouble,
     Welcome,
 )
+from planaria.core.told import Told
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
 from planaria.sim.network import End, Stream
@@ -46,9 +45,6 @@ SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
 KILL_AFTER = 4.0  # grace for a stopped process to come back by itself
 SILENCE = 3.0  # of the lighthouse's side of a stream, as keep-alive pings see it
 
-# After a reconnect these are said again, in this order, for each group.
-RETOLD = (Ready, Adopted, Trouble, Suspected, Finished, Died)
-
 
 class Ward:
     """The newest incarnation of one group here."""
@@ -56,7 +52,10 @@ class Ward:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.trainer: Trainer | None = None
-        self.newest: dict[type, Report] = {}  # what the lighthouse must know, also if it or the stream dies
+        self.ready = False
+        self.suspected = False
+        self.finished = False
+        self.runs = True  # not known to have ended
         self.wanted = True  # to be started again when it ends
 
 
@@ -69,6 +68,7 @@ class Supervisor:
         self.node = node
         self.process = Process(world.kernel, f"agent of {node}")
         self.process.on_death.append(self._all_die)
+        self.told = Told()
         self.wards: dict[int, Ward] = {}
         self.wanted = world.config.groups  # groups of the whole job
         self.stopped = ""
@@ -99,10 +99,8 @@ class Supervisor:
         self._heard_at = self.kernel.now
         config = self.world.config
         self._send(Hello(self.node, self.node, JobSpec("job", config.groups, 1, config.policy)))
-        for ward in self.wards.values():
-            for kind in RETOLD:
-                if kind in ward.newest:
-                    self._send(ward.newest[kind])
+        for report in self.told.again():
+            self._send(report)
         self._send(Synced())
 
     def _reach(self) -> bool:
@@ -140,7 +138,7 @@ class Supervisor:
             stream.close(end)
             self._stream = None
             self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
-        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in self.wards.values() if self._runs(w)]
+        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in self.wards.values() if w.runs]
         self._send(Heartbeat(tuple(pulses)))
         if not self.stopped:
             self.process.after(HEARTBEAT, self._beat)
@@ -180,7 +178,7 @@ class Supervisor:
         if groups > self.wanted:
             for group in range(groups):
                 ward = self.wards.get(group)
-                ended = ward is None or (not ward.wanted and not self._runs(ward) and Finished not in ward.newest)
+                ended = ward is None or not (ward.wanted or ward.runs or ward.finished)
                 if self.world.node_of(group) == self.node and ended and not self.complete:
                     self._start(group)
         self.wanted = groups
@@ -195,9 +193,6 @@ class Supervisor:
             self._end(ward, "the job was stopped")
 
     # --- groups ----------------------------------------------------------------------------------------------
-
-    def _runs(self, ward: Ward) -> bool:
-        return Died not in ward.newest
 
     def _start(self, group: int) -> None:
         ward = self.wards[group] = Ward(self.world.next_incarnation(group))
@@ -223,12 +218,16 @@ class Supervisor:
 
     def _pass_on(self, ward: Ward, report: Report) -> None:
         self.world.emit("report", ward.member.group, "{}", report)
-        ward.newest[type(report)] = report
-        if isinstance(report, Finished):
-            self.complete = True
-            ward.wanted = False
-        if isinstance(report, Ready):
-            ward.newest.pop(Suspected, None)
+        self.told.record(report)
+        match report:
+            case Ready():
+                ward.ready, ward.suspected = True, False
+            case Suspected():
+                ward.suspected = True
+            case Finished():
+                ward.finished, ward.wanted, self.complete = True, False, True
+            case Died():
+                ward.runs = False
         self._send(report)
 
     def _end(self, ward: Ward, cause: str) -> None:
@@ -261,11 +260,11 @@ class Supervisor:
     def suspect(self, group: int) -> None:
         """A false alarm: the member is only slow, and is seen to go on soon after."""
         ward = self.wards.get(group)
-        if ward is not None and ward.trainer is not None and Ready in ward.newest and self._runs(ward):
+        if ward is not None and ward.trainer is not None and ward.ready and ward.runs:
             self._accuse(ward, "no progress seen (a false alarm)")
 
     def _suspect(self, ward: Ward) -> None:
-        if ward.trainer is not None and ward.trainer.process.paused and self._runs(ward) and Ready in ward.newest:
+        if ward.trainer is not None and ward.trainer.process.paused and ward.ready and ward.runs:
             self._accuse(ward, "stopped")
 
     def _accuse(self, ward: Ward, why: str) -> None:
@@ -273,15 +272,15 @@ class Supervisor:
         self.process.after(0.3, lambda: self._look_again(ward))
 
     def _look_again(self, ward: Ward) -> None:
-        if ward.trainer is None or not self._runs(ward) or Suspected not in ward.newest:
+        if ward.trainer is None or not ward.runs or not ward.suspected:
             return
         if ward.trainer.process.paused:
             self.process.after(0.3, lambda: self._look_again(ward))
-        else:
-            self._pass_on(ward, ward.newest[Ready])
+        elif (ready := self.told.ready(ward.member)) is not None:
+            self._pass_on(ward, ready)
 
     def _give_up(self, ward: Ward) -> None:
-        if ward.trainer is not None and ward.trainer.process.paused and Suspected in ward.newest:
+        if ward.trainer is not None and ward.trainer.process.paused and ward.suspected:
             self._end(ward, "stopped for too long, killed by its agent")
 
 
