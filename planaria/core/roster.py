@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
+from planaria.core.liveness import HeartbeatWatch
 from planaria.core.messages import (
     NO_QUORUM,
     Event,
@@ -62,10 +63,12 @@ class Group:
 class Agent:
     """One supervisor's stream."""
 
+    beats: HeartbeatWatch
     connected: bool = True  # in reach: something was heard lately
     synced: bool = False  # on this stream it has told everything that it knew when the stream opened
     lost_at: float = 0.0
     told: set[Member] = field(default_factory=set)  # members that it has spoken of since its last Hello
+    dismissed: bool = False  # on this stream it was told that the job is complete without its groups
 
 
 @dataclass(frozen=True, slots=True)

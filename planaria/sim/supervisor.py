@@ -42,6 +42,7 @@ NOTICE_TIME = (0.0005, 0.02)  # from the end of a process to its agent knowing
 RESTART_TIME = (0.1, 0.6)
 RECONNECT_TIME = (0.02, 0.3)
 SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
+FINISH_GRACE = 10.0  # PlanSpec.finish_grace
 KILL_AFTER = 4.0  # grace for a stopped process to come back by itself
 SILENCE = 3.0  # of the lighthouse's side of a stream, as keep-alive pings see it
 
@@ -57,6 +58,10 @@ class Ward:
         self.finished = False
         self.runs = True  # not known to have ended
         self.wanted = True  # to be started again when it ends
+
+    @property
+    def gone(self) -> bool:
+        return self.trainer is not None and not self.trainer.process.alive
 
 
 class Supervisor:
@@ -166,7 +171,10 @@ class Supervisor:
             case Desired(groups):
                 self._desired(groups)
             case Stop(reason):
-                self._stop(reason)
+                if reason:
+                    self._stop(reason)
+                else:
+                    self._dismissed()
             case Welcome():
                 pass
 
@@ -191,6 +199,20 @@ class Supervisor:
         for ward in self.wards.values():
             ward.wanted = False
             self._end(ward, "the job was stopped")
+
+    def _dismissed(self) -> None:
+        """The job is complete, and no group here has a part in that."""
+        self.world.check_complete(self.node)
+        self.complete = True
+        for ward in self.wards.values():
+            self._end(ward, "the job finished without it")
+        self.world.emit("stop", -1, "{} hears that the job is complete", self.node)
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing runs here, and nothing will be started."""
+        ended = self.complete or bool(self.stopped)
+        return self.process.alive and all(w.gone or (ended and w.trainer is None) for w in self.wards.values())
 
     # --- groups ----------------------------------------------------------------------------------------------
 
@@ -241,8 +263,17 @@ class Supervisor:
         if cause.startswith("leave"):
             ward.wanted = False
         self._pass_on(ward, Died(ward.member, cause))
+        if ward.finished:
+            self._end_late(settled=False)
+            self.process.after(FINISH_GRACE, lambda: self._end_late(settled=True))
         if ward.wanted and not self.complete and not self.stopped:
             self._start(ward.member.group)
+
+    def _end_late(self, settled: bool) -> None:
+        """A group here has finished. Whoever holds no state has nobody left to heal from; the others are given time."""
+        for ward in self.wards.values():
+            if ward.trainer is not None and (settled or not ward.trainer.stepper.settled):
+                self._end(ward, "the job finished without it")
 
     def _all_die(self) -> None:
         for ward in self.wards.values():

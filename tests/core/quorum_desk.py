@@ -48,7 +48,7 @@ def line(effect: Effect) -> str:
         case Send(agent, Publish(_, quorum)):
             return f"{agent}: {kind(quorum)} {quorum.id} {names(quorum.members)}"
         case Send(agent, Stop(reason)):
-            return f"{agent}: stop: {reason}"
+            return f"{agent}: stop: {reason}" if reason else f"{agent}: complete"
         case Send(agent, Refuse(_, reason)):
             return f"{agent}: refuse: {reason}"
         case Send(agent, order):

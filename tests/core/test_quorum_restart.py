@@ -10,6 +10,7 @@ from planaria.core.ledger import LAST_WORD_WINDOW
 from planaria.core.messages import (
     Adopted,
     Died,
+    Finished,
     Member,
     QuorumId,
 )
@@ -105,3 +106,17 @@ def test_after_a_restart_a_fenced_holder_that_is_heard_late_saves_the_job() -> N
     fenced = desk.report(0, after=QuorumId(1, 4))
     found = desk.connects(0, fenced, Adopted(desk.member(0), QuorumId(1, 3), 6))
     assert found[-2:] == ["a0: founding 2.1 [0 1.1]", "a1: founding 2.1 [0 1.1]"]
+
+
+def test_after_a_complete_run_the_next_one_of_its_name_starts_afresh() -> None:
+    """Also under a later life of the lighthouse, which knows the first run from the store alone."""
+    desk = working(2)
+    stored = [
+        effect.record
+        for group in range(2)
+        for effect in desk.lighthouse.handle(f"a{group}", Finished(desk.member(group), 10, "d"), desk.now)
+        if isinstance(effect, Persist)
+    ]
+    again = Desk(2, epoch=2, last=stored[-1])
+    again.ready(0)
+    assert again.ready(1)[-1] == "a1: founding 2.1 [0 1]"
