@@ -216,10 +216,12 @@ class Ledger:
 
     def _dismiss(self) -> None:
         """The job is complete: an agent none of whose groups has or had a part in its end would wait for ever."""
+        now = self.current.id if self.current is not None else NO_QUORUM
         busy = {
             g.agent
             for g in self.seen.groups.values()
-            if g.state is State.FINISHED or (g.state not in CERTAINLY_GONE and self._in_force(g.member))
+            if g.state is State.FINISHED
+            or (g.state not in CERTAINLY_GONE and self._in_force(g.member) and g.fenced < now)
         }
         for name, agent in self.seen.agents.items():
             if agent.connected and agent.synced and not agent.dismissed and name not in busy:
