@@ -37,6 +37,7 @@ from planaria.core.roster import (
     Send,
     State,
     lineage_after,
+    named,
     status_of,
 )
 
@@ -183,7 +184,7 @@ class Ledger:
             if known is not None and known.state not in CERTAINLY_GONE:
                 self._send(known.agent, Publish(member, quorum))
         kind = "quorum" if urgent else "plan"
-        self._event(kind, f"quorum {id}: groups {', '.join(str(m.group) for m in members)} ({reason})")
+        self._event(kind, f"quorum {id}: {named(members)} ({reason})")
 
     def _store(self, members: tuple[Member, ...]) -> QuorumId:
         """Adds a quorum to the lineage. What follows is done only if the store takes it, and it refuses a lighthouse

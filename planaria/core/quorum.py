@@ -35,7 +35,7 @@ from planaria.core.messages import (
     Trouble,
     Welcome,
 )
-from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State
+from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
 from planaria.core.wishes import Wishes
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
@@ -304,10 +304,11 @@ class Lighthouse(Wishes):
         # Only members that can be told: one out of reach would stall the forming, and heals if it lives.
         tellable = self.seen.tellable()
         told = {g.member for g in tellable}
-        uncertain = [m for m in base.members if not self.seen.certain(m) and m not in told]
-        if uncertain and len(told & set(base.members)) <= len(uncertain):
-            names = ", ".join(str(m.group) for m in uncertain)
-            self._warn(base, f"groups {names} of quorum {base.id} are out of reach, the others are no majority of it")
+        inside = set(base.members)
+        uncertain = {m for m in inside if not self.seen.certain(m) and m not in told}
+        if uncertain and len(told & inside) <= len(uncertain):
+            names = named(uncertain)
+            self._warn(base, f"out of reach: {names} of quorum {base.id}, and the others are no majority of it")
             return
         live = [g for g in tellable if not g.draining]
         if not live or (self.founded and not any(g.settled for g in live)):
@@ -316,15 +317,15 @@ class Lighthouse(Wishes):
         if founding is None:
             return
         if self.complete:
-            live = [g for g in live if g.member in base.members]  # the job is ending: nobody joins any more
+            live = [g for g in live if g.member in inside]  # the job is ending: nobody joins any more
         if not live:
             return
         if not gone and self._stateless != base.id:
             live = self._leave_one_out(live)
-        why = "; ".join(f"group {m.group} lost" for m in gone) or "a communicator broke"
+        why = f"{named(gone)} lost" if gone else "a communicator broke"
         self._publish(live, True, why, founding)
 
-    def _may_go_on(self, base: Quorum, live: list[Group], uncertain: list[Member]) -> bool | None:
+    def _may_go_on(self, base: Quorum, live: list[Group], uncertain: set[Member]) -> bool | None:
         """Whether a quorum of ``live`` can be made: False if somebody in it may be settled, True if it has to begin
         with the newest complete states there are; None if it must not be made, at least not now."""
         if not self.founded and not live:
@@ -338,7 +339,7 @@ class Lighthouse(Wishes):
             return False
         if away := [m for m in base.members if m in uncertain or self.seen.suspect(m)]:
             # Out of reach or stopped is not dead: they may come back with the state.
-            self._warn(base, f"only groups {', '.join(str(m.group) for m in away)} hold the newest state")
+            self._warn(base, f"the newest state is held only by {named(away)}")
             return None
         joined = {m for q in (base, *self._offered.values()) for m in q.members}
         if any(g.member in joined and g.fenced < base.id for g in live):
@@ -346,7 +347,7 @@ class Lighthouse(Wishes):
         if any(g.adopted != NO_QUORUM for g in live):
             return True  # fenced members: their states are older, but whole, and so still right
         if veterans := self.seen.veterans():
-            self._warn(base, f"only groups {', '.join(str(g.member.group) for g in veterans)} hold a state")
+            self._warn(base, f"a state is held only by {named(g.member for g in veterans)}")
         elif not self.complete and not self._may_be_unheard():
             self._stop(
                 f"job {self.job}: every group that held the state is lost (last commit seen: step "
@@ -378,10 +379,9 @@ class Lighthouse(Wishes):
             self.planned = None  # a joiner is gone again: it can never be built, and the old quorum simply goes on
         # One change at a time: a joiner that still forms or heals could not tell whether to drop it for the next one.
         if want and not self._awaited and self.planned is None and members != self._members:
-            joins = ", ".join(str(m.group) for m in sorted(members - self._members))
-            leaves = ", ".join(str(m.group) for m in sorted(self._members - members))
-            why = "; ".join(x for x in (joins and f"group {joins} joins", leaves and f"group {leaves} leaves") if x)
-            self._publish(want, False, why, founding=not self.founded)
+            joining, leaving = members - self._members, self._members - members
+            why = [f"{named(m)} {verb}" for m, verb in ((joining, "joining"), (leaving, "leaving")) if m]
+            self._publish(want, False, "; ".join(why), founding=not self.founded)
 
     # --- small questions -------------------------------------------------------------------------------------
 

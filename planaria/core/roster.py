@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -30,6 +31,16 @@ class State(Enum):
     DEAD = "dead"  # certain: the process table said so, or an operator did
     REFUSED = "refused"  # bad input
     FINISHED = "finished"  # committed the last step
+
+
+SHOWN = 12  # groups named in a sentence; a rack that is lost would fill pages otherwise
+
+
+def named(members: Iterable[Member]) -> str:
+    """Groups in a sentence, in their order: "group 3", "groups 0, 2", "groups 0, 1, … and 988 more"."""
+    ids = sorted(member.group for member in members)
+    text = ", ".join(str(id) for id in ids[:SHOWN]) + (f", … and {len(ids) - SHOWN} more" if ids[SHOWN:] else "")
+    return f"groups {text}" if len(ids) > 1 else f"group {text}"
 
 
 # States whose member can never take part again, so that its silence needs no majority.

@@ -8,11 +8,12 @@ from planaria.core.messages import (
     Finished,
     Hello,
     JobSpec,
+    Member,
     Phase,
     Welcome,
 )
 from planaria.core.quorum import Lighthouse
-from planaria.core.roster import Send
+from planaria.core.roster import Send, named
 
 
 def finishes(desk: Desk, group: int) -> list[str]:
@@ -88,3 +89,9 @@ def test_the_status_shows_every_group() -> None:
 def test_a_welcome_names_the_epoch() -> None:
     effects = Lighthouse("job", 3).handle("a", Hello("a", "host", JobSpec("job", 1)), 0.0)
     assert Send("a", Welcome(3)) in effects
+
+
+def test_a_sentence_names_some_groups_and_counts_the_rest() -> None:
+    assert named([Member(3, 1)]) == "group 3"
+    assert named([Member(3, 0), Member(0, 2)]) == "groups 0, 3"
+    assert named(Member(g, 0) for g in range(1000)) == "groups 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … and 988 more"

@@ -94,7 +94,7 @@ def test_a_fenced_member_saves_the_job_when_the_others_die() -> None:
     desk.suspects(0)
     desk.adopts(1, 2, step=7)
     assert desk.dies(1) == [], "group 0 may come back"
-    assert "only groups 0 hold a state; waiting for them" in desk.events()[-1]
+    assert "a state is held only by group 0; waiting for them" in desk.events()[-1]
     assert desk.ready(0, after=QuorumId(1, 2)) == ["store 1.3 [0]", "a0: founding 1.3 [0]"]
 
 
@@ -149,7 +149,7 @@ def test_a_minority_waits_for_the_others_and_says_so() -> None:
         desk.lines(desk.lighthouse.agent_lost(f"a{group}", desk.now))
     desk.trouble(0, 1)
     assert desk.wait(60.0) == []
-    assert "out of reach, the others are no majority of it; waiting for them" in "".join(desk.events())
+    assert "out of reach: groups 1, 2, 3 of quorum 1.1, and the others are no majority of it; waiting for them" in "".join(desk.events())
     assert desk.connects(1, desk.report(1), Adopted(desk.member(1), QuorumId(1, 1), 0))[:1] == ["a1: welcome"]
     assert desk.wait(1.0) == [], "two of four are no majority either"
     found = desk.connects(2, desk.report(2), Adopted(desk.member(2), QuorumId(1, 1), 0))
