@@ -39,9 +39,9 @@ from planaria.core.messages import (
     JobSpec,
     Member,
     Phase,
-    Publish,
     Pulse,
     Quorum,
+    QuorumId,
     Ready,
     Report,
     Synced,
@@ -49,7 +49,8 @@ from planaria.core.messages import (
 from planaria.lighthouse.client import OperatorClient
 from planaria.wire import channel
 from planaria.wire import control_pb2 as pb
-from planaria.wire.codec import decode_order, encode_report
+from planaria.wire.checks import decode_quorum_id
+from planaria.wire.codec import decode_quorum, encode_report
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = "from planaria.lighthouse.server import run; run('127.0.0.1:0', {!r}, None, 0)"
@@ -64,7 +65,9 @@ class BenchError(Exception):
 class Agent:
     """One stream. What it hears is only kept, with the time of its arrival, until somebody asks."""
 
-    def __init__(self, number: int, agents: int, address: str, news: asyncio.Event) -> None:
+    def __init__(
+        self, number: int, agents: int, address: str, news: asyncio.Event, quorums: dict[QuorumId, Quorum]
+    ) -> None:
         self.member = Member(number, 0)
         self.heard: list[tuple[float, bytes]] = []
         self.beats = 0
@@ -72,6 +75,7 @@ class Agent:
         self.quorum: Quorum | None = None
         self._hello = Hello(f"agent {number}", "host", JobSpec("bench", agents))
         self._news = news
+        self._quorums = quorums  # all that any agent was told of
         # Equal options would share one connection.
         options = [*channel._CLIENT, ("planaria.bench", number)]
         self._channel = grpc.aio.insecure_channel(address, options=options)
@@ -104,10 +108,18 @@ class Agent:
         """The first quorum heard of and not asked for yet, with the time when it came."""
         while self.heard:
             at, frame = self.heard.pop(0)
-            order = decode_order(pb.LighthouseFrame.FromString(frame).order)
-            if isinstance(order, Publish):
-                return at, order.quorum
+            order = pb.LighthouseFrame.FromString(frame).order
+            if order.HasField("publish"):
+                return at, self._read_once(order.publish.quorum)
         return None
+
+    def _read_once(self, message: pb.Quorum) -> Quorum:
+        """A thousand agents are told of the same quorum: to decode it for each would keep this process busy for
+        seconds."""
+        id = decode_quorum_id(message.id)
+        if id not in self._quorums:
+            self._quorums[id] = decode_quorum(message)
+        return self._quorums[id]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -144,7 +156,8 @@ class Fleet:
 
     def __init__(self, count: int, address: str) -> None:
         self.news = asyncio.Event()
-        self.agents = [Agent(number, count, address, self.news) for number in range(count)]
+        quorums: dict[QuorumId, Quorum] = {}
+        self.agents = [Agent(number, count, address, self.news, quorums) for number in range(count)]
 
     async def until_all_hear(self, agents: list[Agent], frames: int = 1) -> None:
         """Until each has ``frames`` messages that nobody has looked at yet."""
