@@ -161,10 +161,14 @@ class Fleet:
 
     async def until_all_hear(self, agents: list[Agent], frames: int = 1) -> None:
         """Until each has ``frames`` messages that nobody has looked at yet."""
-        async with asyncio.timeout(PATIENCE):
-            while any(len(agent.heard) < frames for agent in agents):
-                self.news.clear()
-                await self.news.wait()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while any(len(agent.heard) < frames for agent in agents):
+                    self.news.clear()
+                    await self.news.wait()
+        except TimeoutError:
+            deaf = sum(len(agent.heard) < frames for agent in agents)
+            raise BenchError(f"{deaf} of {len(agents)} agents have heard nothing for {PATIENCE:.0f} s") from None
 
     async def next_quorum(self, agents: list[Agent]) -> tuple[list[float], Quorum]:
         """One quorum that all of ``agents`` are told of, and when each was. They know it from then on."""
@@ -339,5 +343,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (BenchError, TimeoutError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    except BenchError as error:
+        sys.exit(str(error))

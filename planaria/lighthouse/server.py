@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,7 +190,6 @@ async def serve(
     *,
     http: str | None = None,
     epoch_floor: int = 0,
-    on_listening: Callable[[Listening], None] = print_listening,
 ) -> None:
     """Run a lighthouse until SIGTERM or SIGINT. UsageError if it cannot start."""
     loop = asyncio.get_running_loop()
@@ -199,7 +198,7 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     async with Server(Store.open(store, epoch_floor)) as server:
         listening = await server.start(bind, http)
-        on_listening(listening)
+        print_listening(listening)
         log.info("epoch %d, listening on %s, store %s", listening.epoch, listening.address, store)
         await stop.wait()
         log.info("stopping")
