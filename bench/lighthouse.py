@@ -5,8 +5,9 @@ a death?
 
 Every agent is a gRPC stream over a connection of its own, with one group and a heartbeat a second; the lighthouse
 is a process of its own. All agents live in this process and hardly look at what they hear, so that one core can
-play them. A death is told by its agent; the time runs until the last of the others has the new quorum, and so
-includes the reading of as many messages here. After each death the group comes back by a planned change.
+play them; unlike real ones they do not watch the job's events. A death is told by its agent; the time runs until
+the last of the others has the new quorum, and so includes the reading of as many messages here. After each death
+the group comes back by a planned change.
 """
 
 from __future__ import annotations
@@ -205,6 +206,7 @@ async def quiet_phase(fleet: Fleet, process: psutil.Process, seconds: float) -> 
     began, used, beats = time.monotonic(), cpu_seconds(process), sum(a.beats for a in fleet.agents)
     await asyncio.sleep(seconds)
     wall, used = time.monotonic() - began, cpu_seconds(process) - used
+    used = max(used, 0.01)  # less than a tick cannot be seen
     beats = sum(a.beats for a in fleet.agents) - beats
     return {"seconds": wall, "beats": beats, "cpu": used, "beats_per_second": beats / wall, "cores": used / wall}
 
@@ -234,7 +236,7 @@ async def one_death(fleet: Fleet, victim: Agent) -> dict[str, float]:
 
 
 async def caught_up(fleet: Fleet, address: str) -> None:
-    """Until the lighthouse shows what was said last. BenchError if it lags behind."""
+    """BenchError if the lighthouse does not show the last heartbeat but one of every group."""
     wanted = {agent.member.group: agent.step for agent in fleet.agents}
     client = OperatorClient(address, PATIENCE)
     try:
@@ -247,6 +249,7 @@ async def caught_up(fleet: Fleet, address: str) -> None:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
+    """Counted in ticks of a hundredth of a second."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
@@ -272,11 +275,11 @@ async def running(agents: int) -> AsyncIterator[tuple[Fleet, psutil.Process, str
             print(log.read()[-3000:], file=sys.stderr)
             raise
         finally:
-            if fleet is not None:
-                await asyncio.gather(*(agent.close() for agent in fleet.agents))
             process.kill()
             process.wait()
             log.close()
+            if fleet is not None:
+                await asyncio.gather(*(agent.close() for agent in fleet.agents))
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
