@@ -16,20 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.agent.ends import Ends
 from planaria.agent.events import EventLog
 from planaria.agent.link import Link
-from planaria.agent.lives import Failure, Life, Lives, ended_state, failure_of
+from planaria.agent.lives import Failure, Life, Lives
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
 from planaria.agent.told import Told
 from planaria.core import plan as planning
-from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
-    Died,
     Finished,
     Heartbeat,
     Hello,
@@ -43,6 +43,7 @@ from planaria.core.messages import (
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.engines.base import Broken, Change, Ended, Engine, Started
+from planaria.engines.launch import directory_of
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
 POLL_SECONDS = 0.05
@@ -51,9 +52,6 @@ POLL_SECONDS = 0.05
 _END_SECONDS = 5.0
 # A debugger or profiler that stops a process for a moment lets it go on within this.
 _LEAST_PATIENCE = 2.0
-# A dead process has said everything, so its words are there to be read at once; only a child that it left with its
-# socket could keep the stream open, and its end must not wait for that.
-_LAST_WORDS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,7 @@ class Assignment:
     directory: Path
     first_group: int = 0
     host: str = field(default_factory=socket.gethostname)
+    ranks: int = 1  # of every group
 
     @property
     def is_last(self) -> bool:
@@ -93,18 +92,19 @@ class Agent:
         self.failures: list[Failure] = []
         self.committed = False
         self.replacements: list[float] = []
-        self.hub = RankHub(self._admit, self._on_report, lambda reason: events.add("refused", reason))
+        ranks = range(assignment.ranks)
+        self.hub = RankHub(self._admit, self._on_report, lambda reason: events.add("refused", reason), ranks)
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
+        self.ends = Ends(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self._name = f"{assignment.host}-{uuid.uuid4().hex[:8]}"
-        self._recoveries = RecoveryTimes()
+        self.recoveries = RecoveryTimes()
         self._stopping = 0  # the signal that asked for an orderly end
         self._outcome: tuple[int, str] | None = None
         self._news = asyncio.Event()
         self._beat_at = 0.0
         self._started_any = False
-        self._hearing: set[asyncio.Task[None]] = set()  # ends that wait for the last words of those who ended
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Agent:
                 await self._pause()
             await self._end_groups()
         finally:
-            tasks += self._hearing
+            tasks += self.ends.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,6 +138,15 @@ class Agent:
     def stopping(self) -> bool:
         """Whether an orderly end was asked for."""
         return bool(self._stopping)
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing is replaced any more."""
+        return self.stopping or self._outcome is not None
+
+    def wake(self) -> None:
+        """Something happened that may call for action."""
+        self._news.set()
 
     def interrupt(self, signum: int) -> None:
         """First: all ranks stop after the same commit. Second: everything ends now."""
@@ -197,68 +206,22 @@ class Agent:
     def _on_change(self, change: Change) -> None:
         match change:
             case Ended():
-                speaking = self.hub.stream_of(change.member) if change.returncode == 0 else None
-                if speaking is None:
-                    self._tell_end(change)
-                else:
-                    # It left in order, and its last words may still be in the socket: they are told before its end.
-                    hearing = asyncio.get_running_loop().create_task(self._hear_out(speaking, change))
-                    self._hearing.add(hearing)
-                    hearing.add_done_callback(self._hearing.discard)
+                self.ends.take(change)
             case Started():
                 self._started_any = True
+                who = str(change.member)
                 if (life := self.lives.of(change.member)) is not None:
-                    life.pid = change.pid
-                text = f"{change.member} runs as pid {change.pid}"
-                facts = {"incarnation": change.member.incarnation, "pid": change.pid}
+                    life.ranks[change.rank].pid = change.pid
+                    who += f", rank {change.rank}," if len(life.ranks) > 1 else ""
+                text = f"{who} runs as pid {change.pid}"
+                facts = {"incarnation": change.member.incarnation, "rank": change.rank, "pid": change.pid}
                 self.events.add("start", text, change.member.group, facts)
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
 
-    async def _hear_out(self, speaking: asyncio.Task[None], change: Ended) -> None:
-        await asyncio.wait({speaking}, timeout=_LAST_WORDS_SECONDS)
-        self._tell_end(change)
-
-    def _tell_end(self, change: Ended) -> None:
-        # Others wait for this word, and for nothing else that happens here.
-        report = Died(change.member, change.cause)
-        self.link.tell(report)
-        self.told.record(report)
-        asyncio.get_running_loop().call_soon(self._ended, change, time.monotonic_ns())
-
-    def _ended(self, change: Ended, at_ns: int) -> None:
-        life = self.lives.of(change.member)
-        if life is None or not life.alive:
-            return
-        now = time.monotonic()
-        quorum = life.quorum
-        life.last_look()
-        life.state = ended_state(life, change.returncode)
-        life.ended, life.exit_code = now, change.returncode
-        if life.settled and life.state in (GroupState.DEAD, GroupState.REFUSED):
-            self._recoveries.died(life.member, quorum, at_ns)
-        failure = failure_of(life, change.returncode, change.cause)
-        life.message = failure.message if failure.reported or change.returncode is None else ""
-        if life.state is GroupState.DEAD:
-            spec = self.assignment.plan
-            life.quick_failures = planning.quick_failures(spec, life.quick_failures, now - life.created, life.settled)
-        wanted = self._stopping or self._outcome is not None
-        if life.state in (GroupState.DEAD, GroupState.REFUSED) and not wanted:
-            if life.ready and change.returncode == EXIT_INTERRUPTED:
-                self.events.add("stop", f"{life.member} was asked to stop by another group's agent", life.member.group)
-                self.stop_in_order(signal.SIGINT)
-            elif not (life.being_killed and self.lives.complete):  # it came too late for the job: nothing was lost
-                self.failures.append(failure)
-        text = f"{life.member} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
-        if self._stopping and change.returncode == EXIT_INTERRUPTED:
-            text = f"{life.member} stopped after {life.step} steps"
-        facts = {"state": life.state.value, "exit_code": change.returncode, "step": life.step}
-        self.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
-        self._news.set()
-
     def _admit(self, member: Member) -> bool:
         life = self.lives.of(member)
-        return life is not None and life.alive
+        return life is not None and life.alive and life.first_bad is None
 
     def _on_report(self, report: Report) -> None:
         self.link.tell(report)
@@ -274,7 +237,7 @@ class Agent:
                 if (life := self.lives.of(report.member)) is not None:
                     life.adopted = True
                 self.committed = self.committed or report.step > 0
-                self._recoveries.adopted(report)
+                self.recoveries.adopted(report)
             case Finished():
                 if (life := self.lives.of(report.member)) is not None:
                     life.done = True
@@ -296,7 +259,7 @@ class Agent:
     def _tick(self) -> None:
         now = time.monotonic()
         for life in self.lives.alive():
-            if life.pid:
+            if life.pid and life.first_bad is None:
                 self._judge(life, life.look(now), now)
                 self.committed = self.committed or life.step > 0
                 if life.state is GroupState.DRAINING and life.phase is Phase.PARKED and not life.being_killed:
@@ -307,13 +270,13 @@ class Agent:
             ended = {"incarnation": life.member.incarnation, "step": life.step}
             self.events.add("left", f"{text} step); the others go on", life.member.group, ended)
             self.orders.let_go(life)
-        for dead, seconds, step in self._recoveries.closed(self._commits):
+        for dead, seconds, step in self.recoveries.closed(self._commits):
             text = f"the others went on {seconds:.3f} s after {dead} was lost"
             facts = {"seconds": round(seconds, 6), "group": dead.group, "step": step}
             self.events.add("recovered", text, dead.group, facts)
         if now >= self._beat_at:
             self._beat_at = now + HEARTBEAT_SECONDS
-            self.link.tell(Heartbeat(tuple(life.pulse() for life in self.lives.alive())))
+            self.link.tell(Heartbeat(tuple(life.pulse() for life in self.lives.alive() if not life.fell)))
         if self._outcome is not None:
             return
         if self._stopping:
@@ -349,9 +312,9 @@ class Agent:
                     self._start(Member(action.group, action.incarnation), now)
                 case planning.Kill():
                     life = self.lives.groups[action.group]
-                    if not life.being_killed:
-                        life.being_killed = action.reason
-                        self.events.add("kill", f"{life.member} is killed: {action.reason}", action.group)
+                    if not life.being_killed and life.first_bad is None:
+                        life.being_killed = action.reason + (f" ({life.suspicion})" if life.suspicion else "")
+                        self.events.add("kill", f"{life.member} is killed: {life.being_killed}", action.group)
                         self._delete(life, signal.SIGKILL)
                 case planning.Drain():
                     self.orders.ask_drain(action.group)
@@ -374,11 +337,12 @@ class Agent:
     def _start(self, member: Member, now: float) -> None:
         if member.incarnation > 0:
             self.replacements.append(now)
-        directory = self.assignment.directory / f"rg{member.group}" / f"i{member.incarnation}"
-        self.lives.begin(member, directory, now)
+        run = self.assignment.directory
+        self.lives.begin(member, [directory_of(run, member, rank) for rank in range(self.assignment.ranks)], now)
         self.engine.create(member.group, member.incarnation)
 
     def _delete(self, life: Life, signum: int) -> None:
+        life.asked_to_end = life.asked_to_end or signum == signal.SIGTERM
         self.engine.delete(life.member.group, life.member.incarnation, signum)
 
     # --- an orderly end --------------------------------------------------------------------------------------

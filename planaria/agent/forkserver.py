@@ -1,9 +1,13 @@
 """The fork server: a process that has imported the slow modules once and forks ranks on request.
 
 It talks to its parent (the agent) over an inherited stream socket: 4-byte big-endian length, then JSON. It never
-starts a thread and never runs a kernel, so that a fork of it is a sound copy. A rank is forked twice: the
-process in the middle ends at once, and the kernel gives the rank to the nearest subreaper, the agent. So the agent
-is the true parent: it learns of a death from the kernel, with the exit status, whether this process lives or not.
+starts a thread and never runs a kernel, so that a fork of it is a sound copy. Nor does it touch a GPU, for no GPU's
+state survives a fork: importing torch does not initialise CUDA, the first use does (and would start threads). So what a
+rank is told of its own GPUs after the fork is the first that the driver hears.
+
+A rank is forked twice: the process in the middle ends at once, and the kernel gives the rank to the nearest subreaper,
+the agent. So the agent is the true parent: it learns of a death from the kernel, with the exit status, whether this
+process lives or not.
 """
 
 from __future__ import annotations

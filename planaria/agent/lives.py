@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from planaria.agent.proc import describe, state_of
+from planaria.agent.proc import describe
+from planaria.agent.ranklife import RankLife, culprit
 from planaria.core.exits import EXIT_BAD_INPUT
-from planaria.core.liveness import JobTimes, ProgressSample, ProgressWatch
+from planaria.core.liveness import JobTimes, ProgressWatch
 from planaria.core.messages import NO_QUORUM, Member, Phase, Pulse, QuorumId
 from planaria.core.plan import GroupState, ObservedGroup
-from planaria.errors import ProtocolError
-from planaria.wire.page import PageView, ProgressPage
+from planaria.wire.page import PageView
 
 _AT_WORK = frozenset({Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})
 
 
 @dataclass(slots=True)
 class Life:
-    """One incarnation, from its creation on. Times are seconds of the monotonic clock."""
+    """One incarnation, from its creation on, until no process of it is left. Times are seconds of the monotonic clock.
+
+    What it does is what its rank 0 does: the ranks of a group take every step together.
+    """
 
     member: Member
-    directory: Path
     created: float
-    watch: ProgressWatch
+    ranks: list[RankLife]
     quick_failures: int = 0  # of its group, in a row
     state: GroupState = GroupState.RUNNING
-    pid: int = 0
-    page: ProgressPage | None = None
-    view: PageView | None = None
     ready: bool = False
     adopted: bool = False
     settled: bool = False
@@ -40,7 +37,12 @@ class Life:
     left_out: bool = False  # of the newest quorum that it was told of
     suspected_since: float | None = None
     suspicion: str = ""
+    suspect: RankLife | None = None  # whom the newest suspicion was about
     being_killed: str = ""  # the reason why the agent ends it
+    asked_to_end: bool = False  # every rank was sent SIGTERM, and ends in its own time
+    fell_ns: int = 0  # when the lighthouse was told that it is gone; processes may be left
+    fell_under: QuorumId = NO_QUORUM
+    first_bad: RankLife | None = None  # the first rank that ended as none should
     ended: float = 0.0
     exit_code: int | None = None
     message: str = ""
@@ -49,7 +51,25 @@ class Life:
 
     @property
     def alive(self) -> bool:
+        """Whether processes of it are left."""
         return self.state in (GroupState.RUNNING, GroupState.DRAINING)
+
+    @property
+    def fell(self) -> bool:
+        """Whether it counts as gone already."""
+        return self.fell_ns > 0
+
+    @property
+    def speaker(self) -> RankLife:
+        return self.ranks[0]
+
+    @property
+    def pid(self) -> int:
+        return self.speaker.pid
+
+    @property
+    def view(self) -> PageView | None:
+        return self.speaker.view
 
     @property
     def phase(self) -> Phase:
@@ -64,27 +84,31 @@ class Life:
         return self.view.quorum if self.view is not None else NO_QUORUM
 
     def look(self, now: float) -> str | None:
-        """Poll the page and the process table; a sentence if the rank is suspicious."""
-        self._read()
-        if self.view is None:
-            # Without a page nothing is known of its progress, and it may load data for as long as it likes.
-            return None
-        if self.adopted and not self.settled and self.view.phase in _AT_WORK:
+        """Poll the pages and the process table; a sentence if a rank is suspicious."""
+        suspects = [(rank, why) for rank in self.ranks if (why := rank.look(now)) is not None]
+        if self.adopted and not self.settled and self.view is not None and self.view.phase in _AT_WORK:
             self.settled, self.settle_seconds = True, now - self.created
-        view = self.view
-        stopped = state_of(self.pid) in ("T", "t")
-        self.watch.observe(now, ProgressSample(view.phase, view.beat, view.control_beat, stopped))
-        return self.watch.verdict(now)
+        if not suspects:
+            return None
+        self.suspect, why = suspects[0]
+        return self.named(self.suspect, why)
 
     def last_look(self) -> None:
-        """Read the page to its end and let go of it: the process is dead."""
-        self._read()
-        if self.page is not None:
-            self.page.close()
-            self.page = None
+        """Read the pages to their end and let go of them: the processes are dead."""
+        for rank in self.ranks:
+            rank.last_look()
 
     def commits(self) -> list[tuple[int, int]]:
-        return self.page.commits() if self.page is not None else []
+        page = self.speaker.page
+        return page.commits() if page is not None else []
+
+    def culprit(self) -> RankLife:
+        """Whose end is the group's, now that all have ended."""
+        return culprit(self.ranks, self.suspect if self.being_killed and self.suspect else self.first_bad)
+
+    def named(self, rank: RankLife, words: str) -> str:
+        """``words`` about a rank, with its number where there are several."""
+        return f"rank {rank.rank}: {words}" if len(self.ranks) > 1 else words
 
     def pulse(self) -> Pulse:
         view = self.view
@@ -101,20 +125,10 @@ class Life:
             self.exit_code,
             self.message,
             self.quick_failures,
-            self.settled,
+            self.settled and not (self.alive and self.fell),  # what is left of it holds no state
             self.done,
             self.suspected_since,
         )
-
-    def _read(self) -> None:
-        with suppress(FileNotFoundError, ProtocolError):
-            if self.page is None:
-                page = ProgressPage.open(self.directory / "progress")
-                if self.pid and page.pid != self.pid:
-                    page.close()  # of an earlier run in this directory
-                    return
-                self.page = page
-            self.view = self.page.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +142,24 @@ class Failure:
     message: str
     log: Path
     reported: bool  # whether the rank itself said why (error.json)
+    rank: int = 0
+    ranks: int = 1  # of the group
+
+    @property
+    def who(self) -> str:
+        return f"{self.member}, rank {self.rank}," if self.ranks > 1 else str(self.member)
 
     def how(self) -> str:
         return "could not be started" if self.returncode is None else describe(self.returncode)
 
 
-def failure_of(life: Life, returncode: int | None, cause: str) -> Failure:
-    error = _error_of(life.directory)
-    message = str(error.get("message") or "") or life.being_killed or cause
-    return Failure(life.member, returncode, time.time(), life.step, message, life.directory / "stderr.log", bool(error))
-
-
-def _error_of(directory: Path) -> dict[str, object]:
-    try:
-        content = json.loads((directory / "error.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def failure_of(life: Life, rank: RankLife) -> Failure:
+    """``rank``: whose end is the group's."""
+    error = rank.error()
+    message = str(error.get("message") or "") or life.being_killed or rank.cause
+    at, step = time.time(), life.step
+    ranks = len(life.ranks)
+    return Failure(life.member, rank.code, at, step, message, rank.log, bool(error), rank.rank, ranks)
 
 
 def ended_state(life: Life, returncode: int | None) -> GroupState:
@@ -169,9 +184,11 @@ class Lives:
     times: JobTimes = field(default_factory=JobTimes)
     groups: dict[int, Life] = field(default_factory=dict)
 
-    def begin(self, member: Member, directory: Path, now: float) -> Life:
+    def begin(self, member: Member, directories: list[Path], now: float) -> Life:
+        """``directories``: one for each rank."""
         before = self.groups.get(member.group)
-        life = Life(member, directory, now, ProgressWatch(self.times))
+        ranks = [RankLife(rank, path, ProgressWatch(self.times)) for rank, path in enumerate(directories)]
+        life = Life(member, now, ranks)
         life.quick_failures = before.quick_failures if before is not None else 0
         self.groups[member.group] = life
         return life

@@ -37,6 +37,7 @@ class Orders:
         self._told_total = self.total
         self._retold = True  # the next Desired only repeats what was wanted before this stream
         self._drained: set[Member] = set()
+        self._unheeded: Stop | None = None
         self._asking: dict[int, asyncio.Task[None]] = {}
 
     def obey(self, order: Order) -> None:
@@ -55,6 +56,12 @@ class Orders:
                 self._stop(order)
             case Welcome():
                 self._retold = True
+
+    def a_group_ended(self) -> None:
+        """Do what had to wait for it."""
+        if (order := self._unheeded) is not None:
+            self._unheeded = None
+            self._stop(order)
 
     def desired_here(self) -> int:
         """How many groups this agent should keep alive."""
@@ -107,9 +114,14 @@ class Orders:
         life = self._agent.lives.groups.get(order.group)
         if life is None or not life.alive:
             return
-        name = signal_name(order.signal)
-        self._agent.events.add("signal", f"{life.member} gets {name}, as the lighthouse ordered", order.group)
-        self._agent.engine.delete(life.member.group, life.member.incarnation, order.signal)
+        name, whom = signal_name(order.signal), str(life.member)
+        if order.rank is not None:
+            whom += f", rank {order.rank},"
+            if order.rank >= len(life.ranks):
+                self._agent.events.add("signal", f"{whom} cannot get {name}: there is no such rank", order.group)
+                return
+        self._agent.events.add("signal", f"{whom} gets {name}, as the lighthouse ordered", order.group)
+        self._agent.engine.delete(life.member.group, life.member.incarnation, order.signal, order.rank)
 
     def _desired(self, order: Desired) -> None:
         # Drains that came since it was first told must not be undone by its being told again at a connect.
@@ -121,6 +133,9 @@ class Orders:
     def _stop(self, order: Stop) -> None:
         if self._agent.stopping:
             return  # of course every group is lost when all were told to end
+        if any(life.fell for life in self._agent.lives.alive()):
+            self._unheeded = order  # it was ordered because of an end whose cause is not known before all of it is gone
+            return
         for member in self._agent.hub.connected():
             self._agent.hub.send(member, order)
         lives = self._agent.lives.groups.values()

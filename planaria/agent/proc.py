@@ -11,6 +11,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4  # of the kernel's task flags: since before 2.6, and what ps reads too
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,6 +46,16 @@ def state_of(pid: int) -> str:
         return ""
     # The command name is in parentheses and may contain anything, parentheses and blanks included.
     return text[text.rindex(")") + 2]
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the process has begun to end, or is gone. It may have much to give back before its parent hears of it."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    state, *fields = text[text.rindex(")") + 2 :].split()
+    return state in ("Z", "X") or bool(int(fields[5]) & _PF_EXITING)
 
 
 def children_of_self() -> list[int]:

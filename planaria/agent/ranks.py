@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from planaria.core.messages import Adopted, Finished, Member, Order, Ready, Report, Trouble
+from planaria.core.messages import Adopted, Finished, Member, Order, Present, Ready, Report, Trouble
 from planaria.errors import ProtocolError
 from planaria.wire.frames import read_frame, write_frame
 
@@ -25,11 +25,14 @@ _SWEEP_AFTER = 60.0
 
 
 class RankHub:
-    """Listens in a private directory. A connection belongs to the member that its first report names.
+    """Listens in a private directory. A connection belongs to the rank that its first report names: a ``Present`` says
+    which, everything else comes from rank 0.
 
     ``on_report`` gets every report of a member for which ``admit`` says True; another connection is closed, as is
     one that says what a rank must not say (``on_refused`` gets a sentence). That a connection ends means nothing:
     the process table says who is dead.
+
+    All ranks of a member hear the same orders in the same order, however late one of them connects.
     """
 
     def __init__(
@@ -37,12 +40,17 @@ class RankHub:
         admit: Callable[[Member], bool],
         on_report: Callable[[Report], None],
         on_refused: Callable[[str], None],
+        ranks: range = range(1),
     ) -> None:
+        """``ranks``: of every member, those that connect here."""
         self._admit = admit
         self._on_report = on_report
         self._on_refused = on_refused
-        self._writers: dict[Member, asyncio.StreamWriter] = {}
-        self._streams: dict[Member, asyncio.Task[None]] = {}
+        self._ranks = ranks
+        self._writers: dict[tuple[Member, int], asyncio.StreamWriter] = {}
+        self._streams: dict[Member, asyncio.Task[None]] = {}  # of those that speak
+        self._arrived: dict[Member, set[int]] = {}  # ranks that have connected, dead or alive
+        self._said: dict[Member, list[Order]] = {}  # while some rank has not
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         _sweep(Path(tempfile.gettempdir()))
@@ -56,15 +64,29 @@ class RankHub:
         self._server = await asyncio.start_unix_server(self._connected, self.path)
 
     def send(self, member: Member, order: Order) -> bool:
-        """Queue ``order`` for the member. False if it is not connected. Never waits for the rank."""
-        writer = self._writers.get(member)
-        if writer is None or writer.is_closing():
+        """Queue ``order`` for all ranks of the member. False if the one that speaks for it is not connected: then
+        nobody gets it. Never waits for a rank."""
+        if 0 in self._ranks and self._open(member, 0) is None:
             return False
-        write_frame(writer, order)
+        if len(self._arrived.get(member, ())) < len(self._ranks):
+            self._said.setdefault(member, []).append(order)
+        for rank in self._ranks:
+            if (writer := self._open(member, rank)) is not None:
+                write_frame(writer, order)
         return True
 
     def connected(self) -> tuple[Member, ...]:
-        return tuple(self._writers)
+        """Members that can be told something."""
+        return tuple(member for member, rank in self._writers if rank == 0)
+
+    def forget(self, member: Member) -> None:
+        """It is gone: no rank of it will connect any more."""
+        self._arrived.pop(member, None)
+        self._said.pop(member, None)
+
+    def _open(self, member: Member, rank: int) -> asyncio.StreamWriter | None:
+        writer = self._writers.get((member, rank))
+        return None if writer is None or writer.is_closing() else writer
 
     def stream_of(self, member: Member) -> asyncio.Task[None] | None:
         """What reads the member's words, done when it has passed the last one on; None if it is not connected."""
@@ -83,39 +105,57 @@ class RankHub:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        member: Member | None = None
+        who: tuple[Member, int] | None = None
         try:
-            member = await self._first(reader, writer, task)
-            while member is not None and (report := await read_frame(reader)) is not None:
-                self._take(member, report)
+            who = await self._first(reader, writer, task)
+            while who is not None and (report := await read_frame(reader)) is not None:
+                self._take(*who, report)
         except ProtocolError as error:
-            self._on_refused(f"{member or 'a process'} was cut off from the agent's socket: {error}")
+            whose = "a process" if who is None else f"{who[0]}" + (f", rank {who[1]}," if who[1] else "")
+            self._on_refused(f"{whose} was cut off from the agent's socket: {error}")
+        except OSError:
+            pass  # the rank went while something was written to it: that a connection ends means nothing
         except asyncio.CancelledError:
             pass  # by close; nothing is left to be done but to hang up
         finally:
             self._tasks.discard(task)
-            if member is not None and self._writers.get(member) is writer:
-                del self._writers[member], self._streams[member]
+            if who is not None and self._writers.get(who) is writer:
+                del self._writers[who]
+                if who[1] == 0:
+                    del self._streams[who[0]]
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
     async def _first(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
-    ) -> Member | None:
+    ) -> tuple[Member, int] | None:
         report = await read_frame(reader)
         if report is None:
             return None
-        member = _speaker(report)
+        member, rank = (report.member, report.rank) if isinstance(report, Present) else (_speaker(report), 0)
         if not self._admit(member):
             raise ProtocolError(f"{member} is not a running member of this agent")
-        if (old := self._writers.get(member)) is not None:
+        if rank not in self._ranks or (rank == 0 and isinstance(report, Present)):
+            raise ProtocolError(f"{member} has no rank {rank} that is only present here")
+        if (old := self._writers.get((member, rank))) is not None:
             old.close()
-        self._writers[member], self._streams[member] = writer, task
-        self._take(member, report)
-        return member
+        self._writers[member, rank] = writer
+        arrived = self._arrived.setdefault(member, set())
+        if rank not in arrived:
+            arrived.add(rank)
+            for order in self._said.get(member, ()):
+                write_frame(writer, order)
+            if len(arrived) == len(self._ranks):
+                self._said.pop(member, None)
+        if rank == 0:
+            self._streams[member] = task
+            self._take(member, rank, report)
+        return member, rank
 
-    def _take(self, member: Member, report: Report) -> None:
+    def _take(self, member: Member, rank: int, report: Report) -> None:
+        if rank != 0:
+            raise ProtocolError(f"it sent a {type(report).__name__}, but rank 0 speaks for its group")
         if _speaker(report) != member:
             raise ProtocolError(f"{member} spoke for {_speaker(report)}")
         self._on_report(report)

@@ -76,6 +76,7 @@ class Summary:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.at))
         rows = [
             ("group", f"{first.member.group} (incarnation {first.member.incarnation})"),
+            *([("rank", str(first.rank))] if first.ranks > 1 else []),
             (how, value),
             ("time", when),
             ("step", str(first.step)),
@@ -85,7 +86,7 @@ class Summary:
         lines += [f"  {name:<9} : {value}" for name, value in rows]
         if later:
             lines += ["-" * _RULE, "Later failures:"]
-            lines += [f"  {f.member} {f.how()}: {f.message.splitlines()[0]}" for f in later[:_LATER_SHOWN] if f.message]
+            lines += [f"  {f.who} {f.how()}: {f.message.splitlines()[0]}" for f in later[:_LATER_SHOWN] if f.message]
             if len(later) > _LATER_SHOWN:
                 lines.append(f"  and {len(later) - _LATER_SHOWN} more, all in summary.json")
         return "\n".join([*lines, "=" * _RULE])
@@ -96,6 +97,7 @@ def _fields(failure: Failure) -> dict[str, object]:
     return {
         "group": failure.member.group,
         "incarnation": failure.member.incarnation,
+        "rank": failure.rank,
         "exit_code": code if code is not None and code >= 0 else None,
         "signal": -code if code is not None and code < 0 else None,
         "time": failure.at,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planaria.chaos.schedule import Fault, Kind, Moment, Victim
-from planaria.chaos.watch import Life, Watch, children_of, command_of, open_child
+from planaria.chaos.watch import Life, Process, Watch, children_of, command_of, open_child
 from planaria.core.messages import Member, Phase
 
 NOBODY = Member(-1, 0)
@@ -38,6 +38,7 @@ class Injected:
     step: int  # steps committed by the job at that moment
     phase: Phase | None  # of the victim when it was struck
     until_ns: int = 0  # when it went on (stop, partition); 0: not yet, or never
+    rank: int = 0  # of the member, that was struck
 
     @property
     def struck_as_planned(self) -> bool:
@@ -63,7 +64,7 @@ class Network(Protocol):
 class _Undo:
     at_ns: int
     done: Injected
-    life: Life
+    victim: Process
 
 
 class Injector:
@@ -158,14 +159,15 @@ class Injector:
     # --- doing it -------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault, life: Life, stopped_ns: int = 0) -> bool:
-        at = stopped_ns or time.monotonic_ns()
-        done = Injected(fault, life.member, at, self._watch.step, life.page.read().phase)
+        at, rank = stopped_ns or time.monotonic_ns(), rank_of(fault, life)
+        victim = life.processes[rank]
+        done = Injected(fault, life.member, at, self._watch.step, victim.page.read().phase, rank=rank)
         try:
             match fault.kind:
                 case Kind.KILL:
-                    signal.pidfd_send_signal(life.pidfd, signal.SIGKILL)
+                    victim.signal(signal.SIGKILL)
                 case Kind.STOP:
-                    signal.pidfd_send_signal(life.pidfd, signal.SIGSTOP)
+                    victim.signal(signal.SIGSTOP)
                 case _:
                     if self._network is None:
                         raise RuntimeError("partitions need a network that can be cut")
@@ -173,7 +175,7 @@ class Injector:
         except ProcessLookupError:
             return False  # it died by itself in between: another victim, another time
         if fault.duration > 0:
-            self._undo.append(_Undo(at + int(fault.duration * 1e9), done, life))
+            self._undo.append(_Undo(at + int(fault.duration * 1e9), done, victim))
         self.done.append(done)
         return True
 
@@ -181,17 +183,18 @@ class Injector:
         """Strike ``life`` in ``phase``. It is stopped for the blink in which its page is read: what is
         seen then is true at the moment of the blow, not some time before."""
         end = time.monotonic() + patience
+        victim = life.processes[rank_of(fault, life)]
         while life.alive and time.monotonic() < end:
-            if life.page.read().phase is not phase:
+            if victim.page.read().phase is not phase:
                 time.sleep(LOOK_SECONDS)
                 continue
             at = time.monotonic_ns()
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(life.pidfd, signal.SIGSTOP)
-                _await_stop(life)
-                if life.page.read().phase is phase:
+                victim.signal(signal.SIGSTOP)
+                _await_stop(victim)
+                if victim.page.read().phase is phase:
                     return self._strike(fault, life, at)
-                signal.pidfd_send_signal(life.pidfd, signal.SIGCONT)
+                victim.signal(signal.SIGCONT)
         return life.alive and self._strike(fault, life)
 
     def _strike_lighthouse(self, fault: Fault) -> bool:
@@ -214,17 +217,23 @@ class Injector:
         self._undo.remove(undo)
         if undo.done.fault.kind is Kind.PARTITION and self._network is not None:
             self._network.mend(undo.done.member.group)
-        elif undo.life.alive:
+        elif undo.victim.alive:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(undo.life.pidfd, signal.SIGCONT)
+                undo.victim.signal(signal.SIGCONT)
         undo.done.until_ns = time.monotonic_ns()
 
 
-def _await_stop(life: Life) -> None:
+def rank_of(fault: Fault, life: Life) -> int:
+    """The one that is struck of the ranks that the group has."""
+    ranks = sorted(life.processes)
+    return ranks[fault.rank % len(ranks)]
+
+
+def _await_stop(victim: Process) -> None:
     """A process that runs on another processor stops there when the kernel interrupts it: microseconds
     later."""
     end = time.monotonic() + MOMENT_SECONDS  # ends sooner in any case, unless it hangs inside the kernel
-    while life.alive and not life.stopped and time.monotonic() < end:
+    while victim.alive and not victim.stopped and time.monotonic() < end:
         time.sleep(0)
 
 

@@ -41,6 +41,7 @@ class Fault:
     have passed.
 
     ``group`` is the one struck if it can be struck then; otherwise the next one, in a circle, that can.
+    ``rank`` is the one of its ranks that is struck, counted round those it has.
     ``duration``: seconds until a stopped group goes on, or a cut one is connected again; 0 for the rest.
     """
 
@@ -52,12 +53,15 @@ class Fault:
     moment: Moment = Moment.ANY
     victim: Victim = Victim.GROUP
     note: str = ""
+    rank: int = 0
 
 
 # Around the time in which an agent notices a stop (two polls): some pass unnoticed, like a slow step.
 SHORT_STOP = (0.02, 0.3)
 # Well past it: the group is replaced in the quorum, and returns as one that was fenced.
 LONG_STOP = (1.0, 4.0)
+# Divisible by every usual number of ranks, so that all are struck equally often.
+_RANKS = 5040
 # From unnoticed (TCP sends lost segments again) to longer than three missed heartbeats.
 CUT = (0.2, 8.0)
 
@@ -101,11 +105,20 @@ def random_schedule(seed: int, kinds: Sequence[Kind], groups: int, count: int, e
     draw = random.Random(f"planaria chaos {seed}")  # by name: independent of any other use of the same seed
     bag = [kinds[index % len(kinds)] for index in range(count)]
     draw.shuffle(bag)
+    ranks = random.Random(f"planaria chaos {seed} ranks")  # of its own: how many ranks a group has changes nothing else
     at = 0.0
     faults = []
     for kind in bag:
         at += draw.uniform(0.5, 1.5) * every
-        faults.append(Fault(kind, after=at, group=draw.randrange(groups), duration=_duration(kind, draw)))
+        faults.append(
+            Fault(
+                kind,
+                after=at,
+                group=draw.randrange(groups),
+                duration=_duration(kind, draw),
+                rank=ranks.randrange(_RANKS),
+            )
+        )
     return tuple(faults)
 
 

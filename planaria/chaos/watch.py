@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +22,15 @@ WORKING = frozenset({Phase.FORMING, Phase.COMPUTING, Phase.EXCHANGING, Phase.APP
 
 
 @dataclass(slots=True)
-class Life:
-    """One incarnation. ``commits`` has all that was ever seen on its page, oldest first."""
+class Process:
+    """One rank of an incarnation."""
 
-    member: Member
-    directory: Path
     page: ProgressPage
-    view: PageView
     pidfd: int  # -1: the process was gone, or not this one, when its page was found
-    commits: list[Commit] = field(default_factory=list)
-    over: bool = False  # dead, and its page has been read to the end
+
+    @property
+    def pid(self) -> int:
+        return self.page.pid
 
     @property
     def alive(self) -> bool:
@@ -42,23 +42,57 @@ class Life:
 
     @property
     def stopped(self) -> bool:
-        return self.alive and state_of(self.view.pid) in ("T", "t")
+        return self.alive and state_of(self.pid) in ("T", "t")
 
-    def look(self) -> PageView:
-        """The page as it is now, with its new commits added to ``commits``."""
-        if self.over:
-            return self.view
-        self.over = not self.alive  # asked first: what it wrote before its death is read below
-        self.view = self.page.read()
-        last = self.commits[-1].at_ns if self.commits else 0
-        self.commits += [commit for commit in self.page.history() if commit.at_ns > last]
-        return self.view
+    def signal(self, signum: int) -> None:
+        """ProcessLookupError if it is dead."""
+        signal.pidfd_send_signal(self.pidfd, signum)
 
     def close(self) -> None:
         self.page.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+@dataclass(slots=True)
+class Life:
+    """One incarnation. What it does is what its rank 0 does; ``commits`` has all that was ever seen on that one's
+    page, oldest first."""
+
+    member: Member
+    directory: Path
+    view: PageView
+    processes: dict[int, Process]  # those that were found, by rank
+    commits: list[Commit] = field(default_factory=list)
+    over: bool = False  # rank 0 is dead, and its page has been read to the end
+
+    @property
+    def page(self) -> ProgressPage:
+        return self.processes[0].page
+
+    @property
+    def alive(self) -> bool:
+        """A group that has lost a rank is lost."""
+        return all(process.alive for process in self.processes.values())
+
+    @property
+    def stopped(self) -> bool:
+        return self.alive and any(process.stopped for process in self.processes.values())
+
+    def look(self) -> PageView:
+        """The page as it is now, with its new commits added to ``commits``."""
+        if self.over:
+            return self.view
+        self.over = not self.processes[0].alive  # asked first: what it wrote before its death is read below
+        self.view = self.page.read()
+        last = self.commits[-1].at_ns if self.commits else 0
+        self.commits += [commit for commit in self.page.history() if commit.at_ns > last]
+        return self.view
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.close()
 
 
 class Watch:
@@ -83,17 +117,15 @@ class Watch:
             self._agents[directory] = agent
             for path in directory.glob("rg*/i*/progress"):
                 member = _member_of(path.parent)
-                if member is not None and member not in self.lives:
-                    self._open(member, path, agent)
+                if member is not None and member not in self.lives and (found := _open(path, agent)) is not None:
+                    self.lives[member] = Life(member, path.parent, found.page.read(), {0: found})
+            for path in directory.glob("rg*/i*/rank*/progress"):
+                member, rank = _member_of(path.parent.parent), int(path.parent.name.removeprefix("rank"))
+                life = self.lives.get(member) if member is not None else None
+                if life is not None and rank not in life.processes and (found := _open(path, agent)) is not None:
+                    life.processes[rank] = found
         for life in self.lives.values():
             life.look()
-
-    def _open(self, member: Member, path: Path, agent: int) -> None:
-        try:
-            page = ProgressPage.open(path)
-        except (FileNotFoundError, ProtocolError):
-            return  # being replaced at this moment, or not ours
-        self.lives[member] = Life(member, path.parent, page, page.read(), open_child(page.pid, agent))
 
     def newest(self) -> list[Life]:
         """The newest incarnation of every group, by group."""
@@ -139,6 +171,14 @@ class Watch:
     def close(self) -> None:
         for life in self.lives.values():
             life.close()
+
+
+def _open(path: Path, agent: int) -> Process | None:
+    try:
+        page = ProgressPage.open(path)
+    except (FileNotFoundError, ProtocolError):
+        return None  # being replaced at this moment, or not ours
+    return Process(page, open_child(page.pid, agent))
 
 
 class _Tail:

@@ -24,7 +24,7 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.errors import UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.lighthouse.http import plain
-from planaria.wire.checks import MAX_GROUP
+from planaria.wire.checks import MAX_GROUP, MAX_RANK
 
 ENVIRONMENT = "PLANARIA_LIGHTHOUSE"
 EVENTS_SHOWN = 8
@@ -80,14 +80,15 @@ def status(
 def kill(
     group: GroupArgument,
     signal: Annotated[str, typer.Option(help="Name or number, for instance KILL, TERM, STOP, CONT.")] = "KILL",
+    rank: Annotated[int | None, typer.Option(min=0, max=MAX_RANK, help="Only this rank of the group.")] = None,
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
 ) -> None:
-    """Send a signal to the processes of a group, to see how the job takes it."""
+    """Send a signal to the processes of a group, or to one of them, to see how the job takes it."""
     number = signal_number(signal)
     with _connect(job, lighthouse, log_dir) as (client, name):
-        typer.echo(client.kill(group, number, name))
+        typer.echo(client.kill(group, number, name, rank))
 
 
 def drain(

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.core.messages import REDUCTIONS, Policy
+from planaria.engines.devices import Gpus, find
 from planaria.errors import UsageError
 from planaria.wire.channel import split_address
+from planaria.wire.checks import MAX_RANK
 
+DEVICES = ("cpu", "cuda")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -43,6 +46,8 @@ class RunOptions:
     min_groups: int
     http: str | None
     host: str
+    nproc_per_group: int = 1
+    device: str | None = None
 
 
 def policy_named(name: str) -> Policy:
@@ -59,9 +64,10 @@ def new_job(script: str) -> str:
     return f"{stem[:64]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def check(options: RunOptions, nproc_per_group: int) -> None:
+def check(options: RunOptions) -> None:
     """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory."""
-    _check_numbers(options, nproc_per_group)
+    _check_numbers(options)
+    _check_devices(options)
     if options.reduction not in REDUCTIONS:
         raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
     if not _NAME.fullmatch(options.job):
@@ -77,17 +83,12 @@ def check(options: RunOptions, nproc_per_group: int) -> None:
     _check_directory(options.log_dir)
 
 
-def _check_numbers(options: RunOptions, nproc_per_group: int) -> None:
+def _check_numbers(options: RunOptions) -> None:
     groups, shards = options.groups, options.shards
     if groups < 1:
         raise UsageError(f"--groups {groups}: a job needs at least one group")
-    if nproc_per_group < 1:
-        raise UsageError(f"--nproc-per-group {nproc_per_group}: a group needs at least one process")
-    if nproc_per_group > 1:
-        raise UsageError(
-            f"--nproc-per-group {nproc_per_group}: more than one process in a group comes with a later release; "
-            "use one process per group and more groups"
-        )
+    if not 1 <= options.nproc_per_group <= MAX_RANK:
+        raise UsageError(f"--nproc-per-group {options.nproc_per_group}: a group has between 1 and {MAX_RANK} processes")
     if shards is not None and shards < 1:
         raise UsageError(f"--shards {shards}: a step needs at least one shard")
     if shards is not None and groups > shards:
@@ -110,6 +111,26 @@ def _check_numbers(options: RunOptions, nproc_per_group: int) -> None:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:
         raise UsageError(f"--restart-backoff {options.restart_backoff:g}: must be between 0 and 3600 seconds")
+
+
+def gpus_of(options: RunOptions) -> Gpus:
+    """What the groups of this node share: nothing if they are to use none."""
+    return Gpus() if options.device == "cpu" else find(os.environ)
+
+
+def _check_devices(options: RunOptions) -> None:
+    if options.device not in (None, *DEVICES):
+        raise UsageError(f"--device {options.device}: unknown; known devices: {', '.join(DEVICES)}")
+    groups, each = options.local_groups, options.nproc_per_group
+    found = len(gpus_of(options).ids)
+    if found >= groups * each or (found == 0 and options.device != "cuda"):
+        return
+    have = {0: "no GPU is", 1: "one GPU is"}.get(found, f"{found} GPUs are")
+    raise UsageError(
+        f"{groups * each} GPUs are needed for {groups} {'group' if groups == 1 else 'groups'} with "
+        f"{each} {'process' if each == 1 else 'processes'} each, but {have} visible here: "
+        "give fewer, or --device cpu"
+    )
 
 
 def _check_script(script: Path) -> None:

@@ -32,7 +32,11 @@ def run(
         int | None,
         _option("--shards", help="Shards of every step; default: what the script says, else --groups."),
     ] = None,
-    nproc_per_group: Annotated[int, _option("--nproc-per-group", help="Processes in a group: 1 in this release.")] = 1,
+    nproc_per_group: Annotated[int, _option("--nproc-per-group", help="Processes (ranks) of every group.")] = 1,
+    device: Annotated[
+        str | None,
+        _option("--device", help="cpu, or cuda: every process gets a GPU of its own; default: cuda if there are any."),
+    ] = None,
     lighthouse: Annotated[
         str | None, _option("--lighthouse", help="host:port of a running lighthouse; default: one of its own.")
     ] = None,
@@ -108,8 +112,10 @@ def run(
         min_groups=min_groups,
         http=http,
         host=host,
+        nproc_per_group=nproc_per_group,
+        device=device,
     )
-    opts.check(options, nproc_per_group)
+    opts.check(options)
     try:
         code = asyncio.run(supervise(options))
     except KeyboardInterrupt:  # before the agent could take it for a wish to stop in order

@@ -19,10 +19,10 @@ from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
 from planaria.cli.logdir import held, move_aside
-from planaria.cli.options import RunOptions
+from planaria.cli.options import RunOptions, gpus_of
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
-from planaria.engines.launch import Launch
+from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 
 # Of all that is recorded, what a person at the terminal wants to know at once.
@@ -117,7 +117,7 @@ def _assignment(options: RunOptions) -> Assignment:
         backoff_max=max(options.restart_backoff, _LONGEST_BACKOFF),
     )
     spec = JobSpec(options.job, options.groups, options.min_groups, options.policy)
-    return Assignment(spec, plan, options.log_dir, options.first_group)
+    return Assignment(spec, plan, options.log_dir, options.first_group, ranks=options.nproc_per_group)
 
 
 def _engine(options: RunOptions, path: Path) -> LocalEngine:
@@ -133,8 +133,10 @@ def _engine(options: RunOptions, path: Path) -> LocalEngine:
         policy=options.policy,
         reduction=options.reduction,
         host=options.host,
+        nproc=options.nproc_per_group,
+        device=options.device,
     )
-    engine = LocalEngine(launch)
+    engine = LocalEngine(launch, gpus_of(options))
     engine.warm_up()  # beside the start of the lighthouse
     return engine
 
@@ -147,6 +149,7 @@ def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | 
         "groups": options.groups,
         "first_group": options.first_group,
         "local_groups": options.local_groups,
+        "nproc_per_group": options.nproc_per_group,
         "pid": os.getpid(),
         "started": time.time(),
         "script": options.script,
@@ -160,15 +163,18 @@ def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | 
 def _follow(pump: LogPump, options: RunOptions, event: Event) -> None:
     """Show the output of ranks that start, and stop following those that ended."""
     facts = dict(event.data)
-    if event.kind == "start" and "incarnation" in facts:
-        member = Member(event.group, int(facts["incarnation"]))
-        directory = options.log_dir / f"rg{member.group}" / f"i{member.incarnation}"
+    if "incarnation" not in facts:
+        return
+    member = Member(event.group, int(facts["incarnation"]))
+    if event.kind == "start":
+        rank = int(facts["rank"])
+        directory = directory_of(options.log_dir, member, rank)
         for name, out in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-            pump.follow(f"rg{member.group}:rank0", directory / name, out)
-    elif event.kind == "exit" and "incarnation" in facts:
-        directory = options.log_dir / f"rg{event.group}" / f"i{facts['incarnation']}"
-        for name in ("stdout.log", "stderr.log"):
-            pump.release(directory / name)
+            pump.follow(f"rg{member.group}:rank{rank}", directory / name, out)
+    elif event.kind == "exit":
+        for rank in range(options.nproc_per_group):
+            for name in ("stdout.log", "stderr.log"):
+                pump.release(directory_of(options.log_dir, member, rank) / name)
 
 
 def _say(pump: LogPump, event: Event) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from planaria.core.messages import Ready
 
+# Begins the keys of entries in which members may differ: their bits do then, and that is all that was promised.
+SOFT = "~"
+
 
 def misfit(report: Ready, at_work: Iterable[Ready]) -> str:
     """Why a joiner's bits could not be those of the members at work; empty if they can. One comparison is enough:
@@ -37,14 +40,25 @@ def odd_ones(reports: Sequence[Ready]) -> list[tuple[Ready, str]]:
     return odd
 
 
-def differing(a: Ready, b: Ready) -> str:
-    """Names and both values of the fingerprint entries in which two members differ."""
+def drift(report: Ready, at_work: Iterable[Ready]) -> str:
+    """What a joiner may differ in from the members at work, and does; empty if there is nothing."""
+    for other in at_work:
+        keys = differing(other, report, soft=True)
+        told = f"{report.member} differs from group {other.member.group} in {keys}: its sums may round differently"
+        return told if keys else ""
+    return ""
+
+
+def differing(a: Ready, b: Ready, soft: bool = False) -> str:
+    """Names and both values of the fingerprint entries in which two members differ and must not, or may (``soft``)."""
     left, right = dict(a.fingerprint), dict(b.fingerprint)
     left |= {"shards": str(a.shards), "steps": str(a.total_steps)}
     right |= {"shards": str(b.shards), "steps": str(b.total_steps)}
-    keys = [k for k in sorted(left.keys() | right.keys()) if left.get(k) != right.get(k)]
-    return ", ".join(f"{k} ({left.get(k, 'absent')} there, {right.get(k, 'absent')} here)" for k in keys)
+    keys = [k for k in sorted(left.keys() | right.keys()) if left.get(k) != right.get(k) and k.startswith(SOFT) == soft]
+    values = [(k.removeprefix(SOFT), left.get(k, "absent"), right.get(k, "absent")) for k in keys]
+    return ", ".join(f"{key} ({there} there, {here} here)" for key, there, here in values)
 
 
 def _kind(report: Ready) -> object:
-    return (report.fingerprint, report.initial, report.shards, report.total_steps)
+    hard = tuple(entry for entry in report.fingerprint if not entry[0].startswith(SOFT))
+    return (hard, report.initial, report.shards, report.total_steps)

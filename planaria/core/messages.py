@@ -80,6 +80,18 @@ class Phase(Enum):
     FINISHED = 7
 
 
+# --- a rank -> its agent ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """How a rank k >= 1 of a group opens its connection to the agent, and all that it ever says: rank 0 speaks for the
+    group. From then on it hears every order about its member, those from before it came included."""
+
+    member: Member
+    rank: int
+
+
 # --- a member (or the agent for it) -> lighthouse -------------------------------------------------------------
 
 
@@ -185,7 +197,7 @@ class Synced:
     """The agent has told everything that it knew when the stream opened."""
 
 
-Report = Hello | Synced | Heartbeat | Ready | Adopted | Trouble | Finished | Died | Suspected
+Report = Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Died | Suspected
 
 
 # --- lighthouse -> agent (and through it, a member) -----------------------------------------------------------
@@ -221,10 +233,11 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """An operator's wish (``planaria kill``): the agent sends ``signal`` to the group's processes."""
+    """An operator's wish (``planaria kill``): the agent sends ``signal`` to the group's processes, or to one rank's."""
 
     group: int
     signal: int
+    rank: int | None = None  # None: all
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,8 +190,7 @@ class Stepper:
     def _hear_planned(self, quorum: Quorum) -> list[Effect]:
         effects: list[Effect] = []
         inside = self.me in quorum.members
-        waiting = self.target is None or (not self.settled and self._rolled is None and not self.target.urgent)
-        if waiting:  # a joiner: it waits in the new quorum's roll call for the members to come
+        if self.joining:  # a joiner: it waits in the new quorum's roll call for the members to come
             if self.target is not None:
                 effects.append(Drop(self.target.id))
                 self._formed.discard(self.target.id)
@@ -208,7 +207,7 @@ class Stepper:
 
     def formed(self, id: QuorumId) -> list[Effect]:
         """The communicator of ``id`` stands."""
-        if any(q is not None and q.id == id for q in (self.target, self.planned, self._advertised, self._switch)):
+        if self.knows(id):
             self._formed.add(id)
             return []
         return [Drop(id)]
@@ -248,6 +247,20 @@ class Stepper:
         if todo:
             return Compute(self.step, todo[0], last=len(todo) == 1)
         return Exchange(target.id, self.step, self._owned)
+
+    @property
+    def joining(self) -> bool:
+        """Whether it waits to be taken in: the next quorum, planned or not, takes the place of any before it."""
+        return self.target is None or (not self.settled and self._rolled is None and not self.target.urgent)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told that the process was asked to end the job."""
+        return self._asked_to_stop
+
+    def knows(self, id: QuorumId) -> bool:
+        """Whether the communicator of ``id`` is, or may become, of use."""
+        return any(q is not None and q.id == id for q in (self.target, self.planned, self._advertised, self._switch))
 
     def interrupted(self, id: QuorumId) -> bool:
         """Whether a wait on ``id`` is over: another quorum is to be taken up, or its communicator is known broken."""

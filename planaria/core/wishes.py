@@ -53,12 +53,13 @@ class Wishes(Ledger):
         self._send(view.agent, Kill(group, int(signals.SIGKILL)))
         return self._end()
 
-    def kill(self, group: int, signal: int, now: float) -> list[Effect]:
-        """Have ``signal`` sent to the group's processes."""
+    def kill(self, group: int, signal: int, now: float, rank: int | None = None) -> list[Effect]:
+        """Have ``signal`` sent to the group's processes, or to one rank's."""
         view = self._need(group)
         self._begin(now)
-        self._event("kill", f"an operator sent signal {signal} to group {group}", group)
-        self._send(view.agent, Kill(group, signal))
+        whom = f"group {group}" if rank is None else f"rank {rank} of group {group}"
+        self._event("kill", f"an operator sent signal {signal} to {whom}", group)
+        self._send(view.agent, Kill(group, signal, rank))
         return self._end()
 
     def _need(self, group: int) -> Group:

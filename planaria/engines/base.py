@@ -13,17 +13,19 @@ from planaria.core.messages import Member
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One incarnation that the engine knows of. ``pid`` is 0 until its process is there."""
+    """One rank of an incarnation that the engine knows of. ``pid`` is 0 until its process is there."""
 
     member: Member
     pid: int
-    directory: Path  # logs, progress page and results of this incarnation
+    directory: Path  # logs, progress page and results of this rank
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     member: Member
     pid: int
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Ended:
     member: Member
     returncode: int | None
     cause: str
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,23 @@ class Engine(Protocol):
     """Where groups run.
 
     ``watch`` names the one function that is told of every change, in the order in which they happen and as soon
-    as the engine knows: the death of a member is the start of every recovery. It must not block.
+    as the engine knows: the death of a rank is the start of every recovery. It must not block.
+
+    An engine knows of ranks only. What the end of one means for the others of its group is for the agent to say.
     """
 
     def watch(self, tell: Callable[[Change], None]) -> None: ...
 
     def create(self, group: int, incarnation: int) -> None:
-        """Begin to start this incarnation. ``Started`` or ``Ended`` follows. Creating twice is creating once."""
+        """Begin to start all ranks of this incarnation. For each, ``Started`` or ``Ended`` follows. Creating twice is
+        creating once."""
 
-    def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL) -> None:
-        """Send ``signum`` to the incarnation; ``Ended`` follows when it is gone. Unknown ones are ignored."""
+    def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None:
+        """Send ``signum`` to the incarnation's ranks, or to one of them; ``Ended`` follows for each that is gone.
+        Unknown ones are ignored."""
 
     def list(self) -> tuple[Instance, ...]:
-        """All incarnations that were created and have not ended."""
+        """All ranks that were created and have not ended."""
 
     async def close(self) -> None:
         """End everything that is left, and the engine."""

@@ -12,7 +12,8 @@ from planaria.core.messages import Member, Policy
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One job's ranks on this node. ``target`` is a script's path or, if ``module``, a module's name."""
+    """One job's ranks on this node. ``target`` is a script's path or, if ``module``, a module's name. A group has
+    ``nproc`` ranks."""
 
     job: str
     groups: int
@@ -26,10 +27,17 @@ class Launch:
     policy: Policy = Policy.REDISTRIBUTE
     reduction: str = "tree"
     host: str = "127.0.0.1"  # where ranks bind the stores that their peers connect to
+    nproc: int = 1
+    device: str | None = None  # cpu, cuda, or what there is
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
-    def directory_of(self, member: Member) -> Path:
-        return self.directory / f"rg{member.group}" / f"i{member.incarnation}"
+    @property
+    def ranks(self) -> range:
+        """Of every group, on this node."""
+        return range(self.nproc)
+
+    def directory_of(self, member: Member, rank: int = 0) -> Path:
+        return directory_of(self.directory, member, rank)
 
     def common_env(self) -> dict[str, str]:
         """What is alike in all ranks. The fork server gets it too: libraries read some of it when they load."""
@@ -44,14 +52,18 @@ class Launch:
             env["PYTHONPATH"] = os.pathsep.join(os.path.join(self.cwd, part) for part in paths.split(os.pathsep))
         return env
 
-    def env_of(self, member: Member, port: int) -> dict[str, str]:
-        """The whole environment of the one rank of ``member``: torchrun's names, torchft's, and ours.
+    def env_of(self, member: Member, rank: int, port: int) -> dict[str, str]:
+        """The environment of one rank of ``member``, but for its GPUs: torchrun's names, torchft's, and ours.
 
-        MASTER_ADDR and MASTER_PORT (``port``) are for the script's own in-group rendezvous; Planaria uses neither.
+        MASTER_ADDR and MASTER_PORT (``port``) are for the group's own rendezvous (``init_process_group``).
         """
         env = self.common_env()
-        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
         env |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank - self.ranks.start),
+            "WORLD_SIZE": str(self.nproc),
+            "LOCAL_WORLD_SIZE": str(self.nproc),
+            "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RUN_ID": self.job,
@@ -65,9 +77,17 @@ class Launch:
             "PLANARIA_GROUPS": str(self.groups),
             "PLANARIA_POLICY": self.policy.value,
             "PLANARIA_REDUCTION": self.reduction,
-            "PLANARIA_DIR": str(self.directory_of(member)),
+            "PLANARIA_DIR": str(self.directory_of(member, rank)),
             "PLANARIA_HOST": self.host,
         }
         if self.shards is not None:
             env["PLANARIA_SHARDS"] = str(self.shards)
+        if self.device is not None:
+            env["PLANARIA_DEVICE"] = self.device
         return env
+
+
+def directory_of(run: Path, member: Member, rank: int = 0) -> Path:
+    """Where in a run's directory a rank has its logs, page and results; rank 0's is the group's."""
+    group = run / f"rg{member.group}" / f"i{member.incarnation}"
+    return group / f"rank{rank}" if rank else group

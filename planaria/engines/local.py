@@ -1,4 +1,4 @@
-"""The local engine: every incarnation is a process forked on this machine, a child of this process."""
+"""The local engine: every rank is a process forked on this machine, a child of this process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from planaria.agent.forkserver import ForkRequest
 from planaria.agent.proc import become_subreaper, describe, kill_group, reap_group
 from planaria.core.messages import Member
 from planaria.engines.base import Broken, Change, Ended, Instance, Started
+from planaria.engines.devices import Gpus, Shares
 from planaria.engines.forking import ForkServer, ForkServerError
 from planaria.engines.launch import Launch
+
+Rank = tuple[Member, int]
 
 
 @dataclass(slots=True)
@@ -25,18 +28,29 @@ class _Life:
     signals: tuple[int, ...] = ()  # asked for before the process was there
 
 
+@dataclass(slots=True)
+class _Shared:
+    """What the ranks of one incarnation have in common."""
+
+    port: socket.socket  # keeps the number of their MASTER_PORT from being given to anybody else
+    gpus: dict[str, str] | None  # None: there are none left
+
+
 class LocalEngine:
     """Implements ``planaria.engines.base.Engine``. Lives on the running event loop's thread.
 
     A rank leads its own session, and whatever it leaves behind in its process group is killed with it.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, gpus: Gpus | None = None) -> None:
+        """``gpus``: what the groups share; nothing is said to them about GPUs if there are none."""
         become_subreaper()
         self._launch = launch
+        self._shares = Shares(gpus or Gpus(), launch.nproc)
         self._tell: Callable[[Change], None] = lambda change: None
-        self._lives: dict[Member, _Life] = {}
-        self._forks: dict[Member, asyncio.Task[None]] = {}
+        self._lives: dict[Rank, _Life] = {}
+        self._shared: dict[Member, _Shared] = {}
+        self._forks: dict[Rank, asyncio.Task[None]] = {}
         self._leftover: set[int] = set()  # process groups whose leader is gone
         self._ids = count()
         launch.directory.mkdir(parents=True, exist_ok=True)
@@ -64,23 +78,26 @@ class LocalEngine:
 
     def create(self, group: int, incarnation: int) -> None:
         member = Member(group, incarnation)
-        if member in self._lives:
+        if member in self._shared:
             return
-        self._lives[member] = _Life()
-        self._forks[member] = asyncio.get_running_loop().create_task(self._fork(member))
+        living = {other.group for other in self._shared}
+        self._shared[member] = _Shared(_hold_port(), self._shares.env(group, living))
+        for rank in self._launch.ranks:
+            self._lives[member, rank] = _Life()
+            self._forks[member, rank] = asyncio.get_running_loop().create_task(self._fork(member, rank))
 
-    def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL) -> None:
-        life = self._lives.get(Member(group, incarnation))
-        if life is None:
-            return
-        if life.pid:
-            kill_group(life.pid, signum)
-        else:
-            life.signals += (signum,)
+    def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None:
+        for each in self._launch.ranks if rank is None else (rank,):
+            life = self._lives.get((Member(group, incarnation), each))
+            if life is not None and life.pid:
+                kill_group(life.pid, signum)
+            elif life is not None:
+                life.signals += (signum,)
 
     def list(self) -> tuple[Instance, ...]:
         return tuple(
-            Instance(member, life.pid, self._launch.directory_of(member)) for member, life in self._lives.items()
+            Instance(member, life.pid, self._launch.directory_of(member, rank), rank)
+            for (member, rank), life in self._lives.items()
         )
 
     async def close(self) -> None:
@@ -88,34 +105,40 @@ class LocalEngine:
             task.cancel()
         await asyncio.gather(*self._forks.values(), return_exceptions=True)
         await self._server.close()
-        for member, life in list(self._lives.items()):
+        for life in self._lives.values():
             if life.pid:
                 kill_group(life.pid)
+        for (member, rank), life in list(self._lives.items()):
+            if life.pid:
                 # Ends at once after SIGKILL, unless the kernel holds it in uninterruptible sleep: then so it must be.
                 os.waitid(os.P_PID, life.pid, os.WEXITED | os.WNOWAIT)
-                self._gone(member)
-        self._lives.clear()
+                self._gone(member, rank)
+            else:
+                self._forget(member, rank)
         self._tell = lambda change: None
 
-    async def _fork(self, member: Member) -> None:
+    async def _fork(self, member: Member, rank: int) -> None:
         try:
-            pid = await self._server.fork(self._request(member))
+            pid = await self._server.fork(self._request(member, rank))
         except (ForkServerError, OSError) as error:
-            del self._lives[member]
-            self._tell(Ended(member, None, str(error)))
+            self._forget(member, rank)
+            self._tell(Ended(member, None, str(error), rank))
             return
         finally:
-            self._forks.pop(member, None)
+            self._forks.pop((member, rank), None)
         # The process is our child and not reaped yet, so the pid is still its own even if it has died already.
-        life = self._lives[member]
+        life = self._lives[member, rank]
         life.pid, life.pidfd = pid, os.pidfd_open(pid)
-        self._tell(Started(member, pid))
+        self._tell(Started(member, pid, rank))
         for signum in life.signals:
             kill_group(pid, signum)
-        asyncio.get_running_loop().add_reader(life.pidfd, self._gone, member)
+        asyncio.get_running_loop().add_reader(life.pidfd, self._gone, member, rank)
 
-    def _request(self, member: Member) -> ForkRequest:
-        directory = self._launch.directory_of(member)
+    def _request(self, member: Member, rank: int) -> ForkRequest:
+        shared = self._shared[member]
+        if shared.gpus is None:
+            raise ForkServerError(f"group {member.group} finds no free GPU: other groups have all of this node's")
+        directory = self._launch.directory_of(member, rank)
         directory.mkdir(parents=True, exist_ok=True)
         return ForkRequest(
             id=next(self._ids),
@@ -126,21 +149,27 @@ class LocalEngine:
             cwd=self._launch.cwd,
             stdout=str(directory / "stdout.log"),
             stderr=str(directory / "stderr.log"),
-            env=self._launch.env_of(member, _free_port()),
+            env=self._launch.env_of(member, rank, shared.port.getsockname()[1]) | shared.gpus,
         )
 
-    def _gone(self, member: Member) -> None:
+    def _gone(self, member: Member, rank: int) -> None:
         """The pidfd is readable: the process is dead. Telling comes first, others wait for it."""
-        life = self._lives.pop(member)
+        life = self._forget(member, rank)
         asyncio.get_running_loop().remove_reader(life.pidfd)
         returncode = _peek(life.pid)
         try:
-            self._tell(Ended(member, returncode, describe(returncode)))
+            self._tell(Ended(member, returncode, describe(returncode), rank))
         finally:
             # Not reaped yet: until then the number of the process group cannot be another's.
             kill_group(life.pid)
             os.close(life.pidfd)
             self._leftover = {pgid for pgid in {*self._leftover, life.pid} if not reap_group(pgid)}
+
+    def _forget(self, member: Member, rank: int) -> _Life:
+        life = self._lives.pop((member, rank))
+        if not any(other == member for other, _ in self._lives):
+            self._shared.pop(member).port.close()
+        return life
 
 
 def _peek(pid: int) -> int:
@@ -150,7 +179,13 @@ def _peek(pid: int) -> int:
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _hold_port() -> socket.socket:
+    """A free port, held: a socket that is bound but never listens, and allows others to bind there who allow it too.
+
+    So whoever asks the kernel for any port cannot be given this one, and a rank that listens at it (torch's TCPStore,
+    asyncio, grpc: all of them set SO_REUSEADDR) can have it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held

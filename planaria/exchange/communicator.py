@@ -3,7 +3,7 @@
 A life has one thread. It forms the group, then posts all operations of the life in the order in which they
 were asked for (every member asks in the same order), and takes the group down at the end. So forming never
 blocks the caller, a destructor that joins gloo's threads never does, and the training thread only ever waits
-on its bell.
+on its bell. Where gradients are on a device, the life has a half there too (device.py), under the same thread.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Work
 
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError
+from planaria.exchange.device import CPU, DeviceLink, Shelf
 from planaria.exchange.rendezvous import NEVER, Group, form_group, reason
 from planaria.exchange.sockets import Lines
 from planaria.exchange.waiting import Bell, Pending
@@ -51,14 +52,28 @@ class Communicator:
 
     ``rank`` is this member's position in the quorum, ``size`` the number of members. Every method that talks
     to peers must be called by all members in the same order. A communicator of one member has no peers and no
-    gloo.
+    gloo. ``link`` and ``shelf`` are there unless ``device`` is the CPU.
     """
 
-    def __init__(self, quorum: Quorum, rank: int, bell: Bell) -> None:
+    def __init__(
+        self,
+        quorum: Quorum,
+        rank: int,
+        bell: Bell,
+        column: int = 0,
+        device: torch.device = CPU,
+        shelf: Shelf | None = None,
+    ) -> None:
         self.quorum = quorum
+        self.column = column
+        self.device = device
+        self.shelf = shelf
+        self.link: DeviceLink | None = None
         self.quorum_id = quorum.id
         self.rank = rank
         self.size = len(quorum.members)
+        # Every member starts with another peer, so that no one is asked by all at once.
+        self.peers = [(rank + step) % self.size for step in range(1, self.size)]
         self._bell = bell
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -66,6 +81,7 @@ class Communicator:
         self._pendings: set[Pending[Any]] = set()
         self._lines = Lines()
         self._group: Group | None = None
+        self._at_quiet: list[Job] = []
         self._next_tag = 0
 
     def __repr__(self) -> str:
@@ -184,7 +200,7 @@ class Communicator:
 
     def gather_now(self, payload: bytes, first_tag: int) -> list[bytes]:
         """The same inside a job; uses two tags."""
-        peers = [peer for peer in range(self.size) if peer != self.rank]
+        peers = self.peers
         length = as_tensor(struct.pack("<q", len(payload)))
         lengths = {peer: torch.empty(8, dtype=torch.uint8) for peer in peers}
         arrivals = [self.receive(lengths[peer], peer, first_tag, "gathering") for peer in peers]
@@ -216,16 +232,35 @@ class Communicator:
         for pending in pendings:
             pending.fail(error)
 
+    def when_quiet(self, job: Job) -> None:
+        """Have ``job`` run by the life's thread when the life is over and its device does nothing for it any more."""
+        self._at_quiet.append(job)
+
     def _live(self, host: str, timeout: float) -> None:
         """Form the group: the first act of the life's thread."""
         if self.size > 1:
-            self._group = form_group(self.quorum, self.rank, host, timedelta(seconds=timeout), self._lines)
+            limit, kind = timedelta(seconds=timeout), self.device.type
+            self._group = form_group(self.quorum, self.rank, host, limit, self._lines, self.column, kind)
+        if self.device.type != "cpu":
+            torch.cuda.set_device(self.device)
+            self.link = DeviceLink(self.device, self.rank, self.peers, lambda: self._error)
+            if self.size > 1:
+                first = self.tags(2)
+                self.link.form(lambda mine: self.gather_now(mine, first))
 
     def _serve(self) -> None:
-        """Run jobs until the end, then let go of the group: the other acts of the life's thread."""
+        """Run jobs until the end: the other acts of the life's thread."""
         while self._error is None and (job := self._jobs.get()) is not None:
             self.guard(job)
+
+    def _let_go(self) -> None:
+        """Take down what was formed: the last act of the life's thread."""
         self._group = None  # the destructor joins gloo's threads, which the cut connections have freed
+        if self.link is not None:
+            self.link.end()
+        for job in self._at_quiet:
+            job()
+        self._at_quiet.clear()
 
 
 class Transfer:
@@ -266,13 +301,26 @@ class Communicators:
 
     ``on_formed(quorum_id, error)`` is called once for every quorum that was given to :meth:`form`, by the
     life's thread: with None if the communicator can be used, else with a sentence that says why it cannot.
+    ``column`` is this rank's number within its group: it exchanges with the same rank of the other groups.
+    ``device`` is where its gradients are.
     """
 
-    def __init__(self, me: Member, host: str, bell: Bell, on_formed: Callable[[QuorumId, str | None], None]) -> None:
+    def __init__(
+        self,
+        me: Member,
+        host: str,
+        bell: Bell,
+        on_formed: Callable[[QuorumId, str | None], None],
+        column: int = 0,
+        device: torch.device = CPU,
+    ) -> None:
         self._me = me
         self._host = host
         self._bell = bell
         self._on_formed = on_formed
+        self._column = column
+        self._device = device
+        self._shelf = None if device.type == "cpu" else Shelf(device)
         self._lock = threading.Lock()
         self._lives: dict[QuorumId, Communicator] = {}
         self._formed: set[QuorumId] = set()
@@ -296,7 +344,7 @@ class Communicators:
             lingering = sum(life.error is not None for life in self._threads)
             if lingering >= LINGERING_LIMIT:
                 raise CommunicatorError(f"{lingering} dropped communicators have not ended yet; restart the rank")
-            life = Communicator(quorum, rank, self._bell)
+            life = Communicator(quorum, rank, self._bell, self._column, self._device, self._shelf)
             timeout = max(FORMATION_FLOOR, FORMATION_FACTOR * self._longest)
             name = f"planaria-exchange-{quorum.id}"
             thread = threading.Thread(target=self._run, args=(life, timeout), name=name, daemon=True)
@@ -339,6 +387,7 @@ class Communicators:
             if error is None:
                 life._serve()
         finally:
+            life._let_go()
             with self._lock:
                 self._threads.pop(life, None)
 
@@ -353,5 +402,4 @@ class Communicators:
                 self._formed.add(life.quorum_id)
                 self._longest = max(self._longest, time.monotonic() - began)
                 return None
-        life._group = None
         return str(life.error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,40 @@ def fold(operands: Sequence[Tensor], pairs: Pairs, divisor: int, out: Tensor, ow
     return math.isfinite(total) or bool(out.isfinite().all())
 
 
+def fold_on_device(
+    operands: Sequence[Tensor],
+    pairs: Pairs,
+    divisor: Divisor,
+    out: Tensor,
+    own: Collection[int],
+    spare: Callable[[int], Tensor],
+    probe: Tensor,
+) -> None:
+    """The same as kernels on the current stream, with the same bits, waiting for none of them.
+
+    ``probe`` (no dimensions) becomes a number that is finite only if all of ``out`` is. ``spare`` gives memory for the
+    sum that takes the place of an operand which must not be overwritten, by its position.
+    """
+    _fold_block(list(operands), pairs, out, own, spare)
+    divisor.divide(out)
+    torch.sum(out, 0, out=probe)
+
+
+class Divisor:
+    """A number to divide by on a device, with the bits that a CPU gives."""
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self._number = number
+        # By a number of Python, CUDA kernels would multiply with its reciprocal, which may be off by one bit.
+        self._there = torch.tensor(float(number), device=device) if number & (number - 1) else None
+
+    def divide(self, tensor: Tensor) -> None:
+        if self._there is None:
+            _divide(tensor, self._number)
+        else:
+            tensor.div_(self._there)
+
+
 def _divide(block: Tensor, divisor: int) -> None:
     if divisor & (divisor - 1):
         block.div_(divisor)
@@ -52,7 +86,9 @@ def _divide(block: Tensor, divisor: int) -> None:
         block.mul_(1 / divisor)  # a power of two: the same bits, and several times faster
 
 
-def _fold_block(sums: list[Tensor], pairs: Pairs, out: Tensor, own: Collection[int]) -> None:
+def _fold_block(
+    sums: list[Tensor], pairs: Pairs, out: Tensor, own: Collection[int], spare: Callable[[int], Tensor] | None = None
+) -> None:
     if not pairs and sums[0] is not out:
         out.copy_(sums[0])
     writable = set(own)
@@ -62,5 +98,5 @@ def _fold_block(sums: list[Tensor], pairs: Pairs, out: Tensor, own: Collection[i
         elif into in writable:
             sums[into].add_(sums[add])
         else:
-            sums[into] = sums[into] + sums[add]
+            sums[into] = torch.add(sums[into], sums[add], out=None if spare is None else spare(into))
             writable.add(into)

@@ -121,23 +121,28 @@ def _device(host: str) -> tuple[Any, Address]:
     raise CommunicatorError(f"cannot tell on which port gloo listens on {host}")
 
 
-def form_group(quorum: Quorum, rank: int, host: str, timeout: timedelta, lines: Lines) -> Group:
+def form_group(
+    quorum: Quorum, rank: int, host: str, timeout: timedelta, lines: Lines, column: int = 0, kind: str = "cpu"
+) -> Group:
     """Build the gloo group of ``quorum``, whose store is that of member 0. Blocks; ended early by
-    ``lines.cut()``.
+    ``lines.cut()``. All ranks of a group use that one store: ``column`` is the rank within its group, which
+    meets the ranks of the same column only. ``kind`` of device must be the same everywhere.
 
     Raises CommunicatorError with the member or the store that is missing, if that is known.
     """
     size = len(quorum.members)
-    store = PrefixStore(f"{quorum.id}", connect(quorum.addresses[0], timeout, lines))
+    store = PrefixStore(f"{quorum.id}/{column}", connect(quorum.addresses[0], timeout, lines))
     missing = f"talking to the rendezvous store of {quorum.members[0]}"
     try:
         device, (_, port) = _device(host)
-        store.set(f"device/{rank}", f"{host} {port}")
+        store.set(f"device/{rank}", f"{host} {port} {kind}")
         devices = {_numeric(host, port)}
         for peer in range(size):
             missing = f"waiting for {quorum.members[peer]}"
-            told_host, told_port = store.get(f"device/{peer}").decode().split(" ")
+            told_host, told_port, told_kind = store.get(f"device/{peer}").decode().split(" ")
             devices.add(_numeric(told_host, int(told_port)))
+            if told_kind != kind:
+                raise ValueError(f"its gradients are on {told_kind!r}, those of {quorum.members[rank]} on {kind!r}")
         lines.add_devices(devices)
         missing = f"connecting {size} members"
         options = gloo._Options()

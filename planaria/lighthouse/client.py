@@ -53,10 +53,10 @@ class OperatorClient:
             raise UsageError(f"say which job with --job (jobs of the lighthouse at {self.address}: {names})")
         return known[0]
 
-    def kill(self, group: int, signal: int, job: str = "") -> str:
-        """Have ``signal`` sent to the group's processes. Like the verbs below: what will happen, as a
-        sentence."""
-        return self._verb(self._stub.Kill, pb.KillRequest, job=job, group=group, signal=signal)
+    def kill(self, group: int, signal: int, job: str = "", rank: int | None = None) -> str:
+        """Have ``signal`` sent to the group's processes, or to one rank's. Like the verbs below: what will happen,
+        as a sentence."""
+        return self._verb(self._stub.Kill, pb.KillRequest, job=job, group=group, signal=signal, rank=rank)
 
     def drain(self, group: int, job: str = "") -> str:
         return self._verb(self._stub.Drain, pb.GroupRequest, job=job, group=group)
@@ -76,10 +76,10 @@ class OperatorClient:
         except grpc.RpcError as error:
             raise self._problem(error) from None
 
-    def _verb(self, method: Any, request: Any, **fields: int | str) -> str:
+    def _verb(self, method: Any, request: Any, **fields: int | str | None) -> str:
         return str(self._call(method, request, **fields).text)
 
-    def _call(self, method: Any, request: Any, **fields: int | str) -> Any:
+    def _call(self, method: Any, request: Any, **fields: int | str | None) -> Any:
         try:
             return method(request(**fields), timeout=self._deadline)
         except grpc.RpcError as error:

@@ -38,10 +38,13 @@ class Operators(LighthouseServicer):
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
             checks.integer(request.signal, 1, 64, "a signal")
-            machine = job.machine
+            machine, whom, rank = job.machine, f"group {request.group}", None
+            if request.HasField("rank"):
+                rank = checks.rank(request.rank)
+                whom = f"rank {rank} of {whom}"
             return (
-                lambda now: machine.kill(request.group, request.signal, now),
-                f"signal {request.signal} goes to group {request.group}",
+                lambda now: machine.kill(request.group, request.signal, now, rank),
+                f"signal {request.signal} goes to {whom}",
             )
 
         return await self._operate(request.job, verb, context)

@@ -34,7 +34,7 @@ class ShardedSource(Protocol):
     @property
     def samples_per_shard(self) -> int: ...
 
-    def bind(self, shards: int, seed: int = 0) -> None: ...
+    def bind(self, shards: int, seed: int = 0, part: tuple[int, int] = (0, 1)) -> None: ...
 
     def batches(self, step: int, shard: int) -> Iterator[Any]: ...
 
@@ -53,7 +53,8 @@ class ShardedDataset:
 
     Args:
         dataset: ``__len__`` and ``__getitem__``; ``__getitems__(list of indices)`` is used where it exists.
-        batch_size: samples in a micro-batch, that is in every batch that is yielded.
+        batch_size: samples in a micro-batch of a group. In a group of several ranks that share the data (FSDP), each
+            is given its equal part of them.
         seed: None for the job's.
         micro_batches: batches in a shard, whose gradients are accumulated in order.
         collate_fn: list of samples to batch.
@@ -77,6 +78,7 @@ class ShardedDataset:
         self._seed = seed or 0
         self._collate = collate_fn
         self._shards = 0
+        self._part = (0, 1)
         self._epochs: dict[int, Tensor] = {}  # the permutations in use: a shard can touch neighbours
 
     @property
@@ -88,15 +90,17 @@ class ShardedDataset:
         """The seed in use: the dataset's own, else the job's."""
         return self._seed
 
-    def bind(self, shards: int, seed: int = 0) -> None:
-        """Tell the number of shards and the job's seed. Raises UsageError if the dataset is smaller than a step."""
+    def bind(self, shards: int, seed: int = 0, part: tuple[int, int] = (0, 1)) -> None:
+        """Tell the number of shards, the job's seed, and (index, count) of the part of every batch that this rank
+        takes. Raises UsageError if the dataset is smaller than a step, or a batch cannot be parted."""
+        _check_part(self.batch_size, part)
         needed = shards * self.samples_per_shard
         if len(self.dataset) < needed:
             raise UsageError(
                 f"the dataset has {len(self.dataset)} samples but one step needs {needed} ({shards} shards of "
                 f"{self.micro_batches} batches of {self.batch_size}); take smaller or fewer batches, or more data"
             )
-        self._shards = shards
+        self._shards, self._part = shards, part
         self._seed = seed if self._own_seed is None else self._own_seed
         self._epochs.clear()
 
@@ -121,7 +125,7 @@ class ShardedDataset:
         ids = self.sample_ids(step, shard)
         fetch_many = getattr(self.dataset, "__getitems__", None)
         for start in range(0, len(ids), self.batch_size):
-            chunk = ids[start : start + self.batch_size]
+            chunk = _part_of(ids[start : start + self.batch_size], self._part)
             samples = fetch_many(chunk) if fetch_many else [self.dataset[index] for index in chunk]
             yield self._collate(samples)
 
@@ -179,6 +183,7 @@ class ShardedStream:
         self.repeat = repeat
         self._open = open
         self._collate = collate_fn
+        self._part = (0, 1)
         self._committed: list[int] = []
         self._read: dict[int, int] = {}  # cursor after the shard's last complete read, committed or not
         self._iterators: dict[int, Iterator[tuple[Any, int]]] = {}  # standing at that cursor
@@ -187,9 +192,12 @@ class ShardedStream:
     def samples_per_shard(self) -> int:
         return self.batch_size * self.micro_batches
 
-    def bind(self, shards: int, seed: int = 0) -> None:
-        """Tell the number of shards. Every stream starts at 0 unless a state was loaded before. The seed is not
-        used: the order of a stream is that of ``open``."""
+    def bind(self, shards: int, seed: int = 0, part: tuple[int, int] = (0, 1)) -> None:
+        """Tell the number of shards, and (index, count) of the part of every batch that this rank takes. Every stream
+        starts at 0 unless a state was loaded before. The seed is not used: the order of a stream is that of
+        ``open``."""
+        _check_part(self.batch_size, part)
+        self._part = part
         if not self._committed:
             self._committed = [0] * shards
         elif len(self._committed) != shards:
@@ -209,7 +217,7 @@ class ShardedStream:
                 samples.append(sample)
             if micro == self.micro_batches - 1:  # before the last yield: its consumer may not come back for more
                 self._iterators[shard], self._read[shard] = iterator, cursor
-            yield self._collate(samples)
+            yield self._collate(_part_of(samples, self._part))
 
     def cursor_after(self, shard: int) -> int:
         """Where the shard's stream stands after its batches of this step. Raises ProtocolError if they were not all
@@ -259,6 +267,21 @@ class ShardedStream:
         if item is not None:
             return iterator, *item
         raise UsageError(f"step {step}: the stream of shard {shard} has no samples")
+
+
+def _check_part(batch_size: int, part: tuple[int, int]) -> None:
+    if batch_size % part[1]:
+        raise UsageError(
+            f"a batch of {batch_size} samples cannot be shared equally by {part[1]} ranks of a group; take a multiple "
+            f"of {part[1]}"
+        )
+
+
+def _part_of(batch: list[Any], part: tuple[int, int]) -> list[Any]:
+    """A rank's part of a batch: a run of samples, so that the parts in order of ranks are the batch."""
+    index, count = part
+    size = len(batch) // count
+    return batch[index * size : (index + 1) * size]
 
 
 def _positive(**values: int) -> None:

@@ -7,42 +7,29 @@ same job (model, shards, seed, settings).
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Mapping
 
 import numpy
 import torch
 import xxhash
 
+from planaria.core.fingerprint import SOFT
+from planaria.torch.exactness import BITS
 from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
+from planaria.torch.world import GroupWorld
 
-# How each key reads in a sentence, and what to do about a difference.
-_WORDS: Mapping[str, tuple[str, str]] = {
-    "cpu_capability": ("the CPU instruction set that torch uses", "set ATEN_CPU_CAPABILITY to one that all have"),
-    "cudnn_benchmark": ("torch.backends.cudnn.benchmark", "set it alike in the script"),
-    "cublas_workspace": ("CUBLAS_WORKSPACE_CONFIG", "set it alike for all groups"),
-    "default_dtype": ("torch.get_default_dtype()", "set it alike in the script"),
-    "deterministic": ("torch.use_deterministic_algorithms", "set it alike in the script"),
-    "device": ("the device", "run all groups on the same kind of device"),
-    "float32_matmul": ("torch.get_float32_matmul_precision()", "set it alike in the script"),
-    "mkl_cbwr": ("MKL_CBWR", "set it alike for all groups"),
-    "model": ("the model (names, dtypes and shapes of its tensors)", "run the same script with the same arguments"),
-    "numpy": ("the numpy version", "install the same"),
-    "onednn": ("oneDNN's settings", "set torch.backends.mkldnn and ONEDNN_* alike"),
-    "policy": ("the policy", "give all groups the same"),
-    "python": ("the Python version", "use the same"),
-    "reduction": ("the reduction", "give all groups the same"),
-    "seed": ("the seed", "give all groups the same"),
-    "shards": ("the number of shards", "give all groups the same"),
-    "threads": ("torch's thread count", "set OMP_NUM_THREADS alike for all groups"),
-    "torch": ("the torch version", "install the same"),
-}
+# Entries that say what the job is: a difference is always refused.
+_JOB = frozenset({"exact", "layout", "model", "policy", "reduction", "seed", "shards"})
 
 
-def fingerprint(state: ProtectedState, settings: Settings, **more: str) -> tuple[tuple[str, str], ...]:
-    """(key, value) pairs, sorted by key. ``more`` adds entries, for what only the caller knows."""
+def fingerprint(state: ProtectedState, settings: Settings, exact: str, **more: str) -> tuple[tuple[str, str], ...]:
+    """(key, value) pairs, sorted by key. ``more`` adds entries, for what only the caller knows.
+
+    If only samples are promised, what merely changes bits is marked as such: a difference is told, not refused.
+    """
     entries = {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -60,28 +47,30 @@ def fingerprint(state: ProtectedState, settings: Settings, **more: str) -> tuple
         "seed": str(settings.seed),
         "policy": settings.policy.value,
         "reduction": settings.reduction,
+        "exact": exact,
         **more,
     }
     if state.device.type == "cuda":
         entries["cudnn_benchmark"] = str(torch.backends.cudnn.benchmark)
         entries["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        # Inside a group NCCL chooses how it sums by the links that it finds, unless it is told.
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        chosen = {name: os.environ.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO")}
+        entries["nccl"] = " ".join([".".join(map(str, version)), *filter(None, chosen.values())])
+    soft = frozenset() if exact == BITS else entries.keys() - _JOB
+    return tuple(sorted((SOFT + key if key in soft else key, value) for key, value in entries.items()))
+
+
+def of_group(mine: tuple[tuple[str, str], ...], world: GroupWorld) -> tuple[tuple[str, str], ...]:
+    """The fingerprint of a group: what all its ranks have in common, and a digest of what they have not (the stages of
+    a pipeline hold different parts of the model)."""
+    ranks = [dict(json.loads(each)) for each in world.gather(json.dumps(mine).encode())]
+    entries = {}
+    for key in sorted({key for rank in ranks for key in rank}):
+        values = [rank.get(key, "") for rank in ranks]
+        alike = len(set(values)) == 1
+        entries[key] = values[0] if alike else "by rank " + xxhash.xxh3_64_hexdigest(json.dumps(values).encode())
     return tuple(sorted(entries.items()))
-
-
-def explain(ours: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]) -> list[str]:
-    """One sentence for every difference, with both values and what to do; empty if there is none."""
-    mine, other = dict(ours), dict(theirs)
-    sentences = []
-    for key in sorted(mine.keys() | other.keys()):
-        here, there = mine.get(key), other.get(key)
-        if here != there:
-            what, advice = _WORDS.get(key, (key, "make them alike"))
-            sentences.append(f"{what} is {_shown(here)} here but {_shown(there)} there; {advice}")
-    return sentences
-
-
-def _shown(value: str | None) -> str:
-    return "not told" if value is None else value or "not set"
 
 
 def _device(device: torch.device) -> str:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
+from planaria.torch import exactness
 from planaria.torch import random as seeding
-from planaria.torch.fingerprint import fingerprint
+from planaria.torch.clipping import clip_grad_norm_
+from planaria.torch.fingerprint import fingerprint, of_group
 from planaria.torch.session import Session
 from planaria.torch.settings import Settings, read_settings
-from planaria.torch.state import ProtectedState
+from planaria.torch.state import ProtectedState, combined
 from planaria.torch.step import Step
 from planaria.torch.worker import Worker
+from planaria.torch.world import GroupWorld, choose_device, local_rank
 from planaria.wire.page import ProgressPage
 
 
 class Job:
     """This process's part in the job. Made by ``init``."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, world: GroupWorld, exact: str) -> None:
         self.settings = settings
-        self.device = torch.device("cpu")
+        self.exact = exact
+        self._world = world
         self._protected: dict[str, Any] = {}
         self._overlap = True
         self._allow_unused = False
@@ -34,6 +39,27 @@ class Job:
         if settings.directory is not None:
             settings.directory.mkdir(parents=True, exist_ok=True)
             self._page = ProgressPage.create(settings.directory / "progress")
+
+    @property
+    def device(self) -> torch.device:
+        """Of this rank: put the model there."""
+        return self._world.device
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The ranks of this group, for FSDP2, TP and the like; its dimensions are those given to ``init``. Other
+        groups are not in it."""
+        return self._world.mesh
+
+    @property
+    def rank(self) -> int:
+        """This process's number in its group."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in a group."""
+        return self._world.size
 
     @property
     def shards(self) -> int:
@@ -69,6 +95,15 @@ class Job:
         self._protected |= objects
         self._overlap, self._allow_unused = overlap, allow_unused
 
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients of the protected modules so that their norm is at most ``max_norm``; the norm before.
+
+        Call it after ``step.batches``, on every rank. The norm is that of the whole model, whatever is spread over
+        the ranks of the group: see :func:`planaria.torch.clipping.clip_grad_norm_`.
+        """
+        stages = self.mesh["pp"] if "pp" in self._world.shape else None
+        return clip_grad_norm_((parameter for _, parameter in self._tensors()[0]), max_norm, norm_type, stages)
+
     def steps(self, total: int) -> Iterator[Step]:
         """The steps 0 to ``total`` - 1, each committed exactly once by the job. Waits until the job has a quorum; a
         group that joins late, or comes back, starts at the step where the others are, with their state."""
@@ -99,12 +134,13 @@ class Job:
         self._started = True
         facts: dict[str, Any] = {"metrics": []}
         state = ProtectedState(**self._protected, planaria=facts)
-        session = Session(self.settings, self._page)
+        session = Session(self.settings, self._world, self._page, state.device)
         worker = Worker(session, state, facts, parameters, buffers, self._overlap, self._allow_unused)
-        prints = fingerprint(state, self.settings)
+        prints = of_group(fingerprint(state, self.settings, self.exact, layout=self._world.layout), self._world)
+        digest = combined([each.decode() for each in self._world.gather(state.digest().encode())])
 
         def ready(address: str) -> Ready:
-            return Ready(self.settings.member, address, prints, state.digest(), self.shards, total)
+            return Ready(self.settings.member, address, prints, digest, self.shards, total)
 
         session.start(ready)
         return worker
@@ -136,17 +172,28 @@ def init(
     seed: int = 0,
     policy: Policy | str | None = None,
     reduction: str | None = None,
+    exact: str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    device: str | None = None,
 ) -> Job:
     """Join the job that ``planaria run`` started; alone, be a job of one group.
 
     Seeds every generator from ``seed``, so that all groups build the same model. Sets torch to one thread unless
-    OMP_NUM_THREADS says otherwise: the number of threads changes bits, so it must not depend on the machine.
+    OMP_NUM_THREADS says otherwise: the number of threads changes bits, so it must not depend on the machine. In a
+    group of several ranks it makes the group's torch world (``init_process_group``) if the script has not.
 
     Args:
         shards: the global batch of every step is this many shards (V), whoever computes them. Part of what the
             result depends on. ``planaria run --shards`` has the last word; default: the number of groups.
         policy: what happens to a lost group's shards: "redistribute" or "shrink".
         reduction: "tree" (bit-exact) or "fast" (the vendor's all-reduce: same samples, rounding may differ).
+        exact: "bits" (the weights of a run in which nothing failed; on a GPU it makes torch use deterministic kernels)
+            or "samples" (no sample is lost, rounding may differ). Default: "bits" on a CPU, "samples" on GPUs, with
+            the reduction "fast" and with the policy "shrink". ``planaria run --exact`` has the last word.
+        mesh: dimensions of ``job.mesh`` by name, in order, as {"fsdp": 2, "tp": -1} (-1: what is left). Ranks along
+            "tp", "pp" and "cp" get the same samples, along any other dimension each gets its part of a batch. Default:
+            one dimension, "fsdp".
+        device: "cpu" or "cuda"; default: a GPU if there are any. ``planaria run --device`` has the last word.
 
     Raises UsageError naming the setting that cannot be.
     """
@@ -154,5 +201,9 @@ def init(
     settings = read_settings(shards, seed, name, reduction)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+    chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
+    promise = exactness.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen)
+    exactness.prepare(promise, chosen)
+    world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where)
     seeding.seed_all(settings.seed)
-    return Job(settings)
+    return Job(settings, world, promise)

@@ -1,21 +1,27 @@
 """A rank's membership: its stepper, its communicators, and the news for both.
 
 Three kinds of threads meet here. The control thread brings orders, helper threads of ``exchange`` report
-communicators that stand or failed, and the training thread asks what to do. One lock guards the stepper; one bell
-wakes the training thread. Whoever holds the lock never waits for anything.
+communicators that stand or failed: both only note what they heard, under a lock that is never held while waiting, and
+ring. The training thread alone moves the stepper. It takes in what was noted when the ranks of the group have agreed
+on it (see ``rounds``), so the steppers of a group's ranks never come to differ.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
 
 from planaria.core import stepper as core
 from planaria.core.messages import (
+    NO_QUORUM,
     Adopted,
     Drain,
     Order,
     Phase,
+    Present,
     Publish,
     Quorum,
     QuorumId,
@@ -25,48 +31,60 @@ from planaria.core.messages import (
     Stop,
 )
 from planaria.core.stepper import Stepper
-from planaria.errors import CommunicatorError, JobLostError, UsageError
+from planaria.errors import CommunicatorError, JobLostError, PlanariaError, UsageError
 from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.rendezvous import RendezvousStore
 from planaria.exchange.waiting import Bell, Interrupted
 from planaria.torch.control import Control
 from planaria.torch.records import decode_standing, encode_standing
+from planaria.torch.rounds import Note, agreed
 from planaria.torch.settings import Settings
+from planaria.torch.world import GroupWorld
 from planaria.wire.page import ProgressPage
 
 ALONE = QuorumId(1, 1)
+# Moves the state of a healing and returns what puts it in place, once all ranks of the group have theirs.
+Transfer = Callable[[core.Heal, Communicator], Callable[[], None]]
 
 
 class Session:
-    """Made when the script starts its steps. ``transfer`` moves the protected state (see Worker)."""
+    """Made when the script starts its steps. ``device`` is where the gradients are."""
 
-    def __init__(self, settings: Settings, page: ProgressPage | None) -> None:
+    def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, device: torch.device) -> None:
         self.settings = settings
+        self.world = world
         self.page = page
         self.bell = Bell()
-        self.communicators = Communicators(settings.member, settings.host, self.bell, self._on_formed)
+        self.communicators = Communicators(
+            settings.member, settings.host, self.bell, self._on_formed, world.rank, device
+        )
         self.stepper: Stepper  # set by start
-        self.lock = threading.Lock()
-        self._news = 0  # rises with everything that may end a wait
+        self._lock = threading.Lock()  # for what follows
+        self._heard: list[Quorum] = []  # not taken in yet
+        self._newest = NO_QUORUM  # heard of
+        self._formed: set[QuorumId] = set()  # that the stepper was not told of yet
+        self._broken: dict[QuorumId, str] = {}  # likewise
+        self._stop = False
         self._failure: Exception | None = None
         self._closed = False
         self._control: Control | None = None
-        self._store = None if self.alone else RendezvousStore(settings.host)
+        # One store serves all ranks of the group.
+        self._store = RendezvousStore(settings.host) if not self.alone and world.rank == 0 else None
 
     @property
     def alone(self) -> bool:
         return self.settings.socket is None
 
     def start(self, ready: Callable[[str], Ready]) -> None:
-        """Say that this member is ready; ``ready`` is given the address of its rendezvous store."""
-        report = ready("" if self._store is None else self._store.address)
+        """Say that this group is ready; ``ready`` is given the address of its rendezvous store."""
+        address = self._gather("" if self._store is None else self._store.address)[0]
+        report = ready(address)
         self.stepper = Stepper(report, self.settings.policy, self.settings.groups)
         if self.settings.socket is None:
-            member = self.settings.member
-            self._told(lambda: self.stepper.hear(Quorum(ALONE, (member,), ("",), True, "", "alone", True)))
+            self._hear(Quorum(ALONE, (self.settings.member,), ("",), True, "", "alone", True))
             return
         self._control = Control(self.settings.socket, self.page, self._on_order, self.settings.where)
-        self._control.send(report)
+        self._control.send(report if self.world.rank == 0 else Present(self.settings.member, self.world.rank))
 
     # --- news, on the control thread and on helper threads ---------------------------------------------------
 
@@ -75,109 +93,192 @@ class Session:
             return  # the script is on its way out: what it leaves behind is the others' business
         match order:
             case Publish():
-                self._told(lambda: self.stepper.hear(order.quorum))
+                self._hear(order.quorum)
             case Refuse():
                 self._fail(UsageError(f"{self.settings.where}: refused: {order.reason}"))
             case Stop():
                 if order.reason:
                     self._fail(JobLostError(order.reason))
                 else:
-                    self.stepper.stop()
-                    self._ring()
+                    self._stop = True
             case Drain():
                 pass  # the planned quorum without this member follows
             case _:
                 pass  # for the agent, not for a rank
+        self.bell.ring()
+
+    def _hear(self, quorum: Quorum) -> None:
+        with self._lock:
+            if quorum.id <= self._newest:
+                return
+            self._newest = quorum.id
+            self._heard.append(quorum)
+        if self.settings.member in quorum.members:
+            # Not later, when the stepper asks for it: the training thread may be deep in a shard.
+            self._form(quorum)
 
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
         if self._closed:
             return
-        if error is None:
-            self._told(lambda: self.stepper.formed(id))
-        else:
-            self._told(lambda: self.stepper.broken(id, error))
+        with self._lock:
+            if error is None:
+                self._formed.add(id)
+            else:
+                self._broken.setdefault(id, error)
+        self.bell.ring()
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._ring()
-
-    def _told(self, change: Callable[[], Sequence[core.Effect]]) -> None:
-        """Change the stepper's state and carry out what follows, in order, under the lock."""
-        with self.lock:
-            for effect in change():
-                self._carry_out(effect)
-        self._ring()
-
-    def _carry_out(self, effect: core.Effect) -> None:
-        match effect:
-            case core.Form():
-                self._form(effect.quorum)
-            case core.Drop():
-                self.communicators.drop(effect.quorum)
-            case core.Tell():
-                if self.page is not None and isinstance(effect.report, Adopted):
-                    self.page.quorum = effect.report.quorum
-                    self.page.resumed(effect.report.step)
-                if self._control is not None:
-                    self._control.send(effect.report)
+        self.bell.ring()
 
     def _form(self, quorum: Quorum) -> None:
         try:
             self.communicators.form(quorum)
         except CommunicatorError as error:
-            for effect in self.stepper.broken(quorum.id, str(error)):
-                self._carry_out(effect)
+            self.broken(quorum.id, str(error))
 
-    def _ring(self) -> None:
-        self._news += 1
-        self.bell.ring()
+    # --- rounds: what was heard becomes the stepper's --------------------------------------------------------
+
+    def agree(self, note: Note) -> Note:
+        """Have a round and take in what the group agrees on. The same on every rank of the group.
+
+        ``note`` says how the work since the last round went. If it went wrong at one rank the whole group has done
+        with the quorum in force.
+        """
+        with self._lock:
+            formed, broken = frozenset(self._formed), dict(self._broken)
+            mine = Note(self._newest, formed, broken, self._stop, note.ok, note.finite, note.seconds, note.metrics)
+        target = self.stepper.target
+        try:
+            outcome = agreed(self.world.round(mine))
+        except RuntimeError as error:
+            self._bereaved(error)
+        self._take_in(outcome)
+        if not outcome.ok and target is not None:
+            self._do(self.stepper.broken(target.id, "what its group did under it failed at one of its ranks"))
+        return outcome
+
+    def _take_in(self, outcome: Note) -> None:
+        with self._lock:
+            taken = [quorum for quorum in self._heard if quorum.id <= outcome.heard]
+            self._heard = [quorum for quorum in self._heard if quorum.id > outcome.heard]
+            # What was said of a quorum that not all have heard of is said again with it.
+            formed = sorted(id for id in outcome.formed if id <= outcome.heard)
+            broken = sorted((id, text) for id, text in outcome.broken.items() if id <= outcome.heard)
+            self._formed -= set(formed)
+            for id, _ in broken:
+                self._broken.pop(id, None)
+        for quorum in taken:
+            self._do(self.stepper.hear(quorum))
+        for id in formed:
+            self._do(self.stepper.formed(id))
+        for id, text in broken:
+            self._do(self.stepper.broken(id, text))
+        if outcome.stop:
+            self.stepper.stop()
+        with self._lock:
+            # What is said of quorums that were replaced meanwhile is of no interest to anybody.
+            self._formed = {id for id in self._formed if id > outcome.heard or self.stepper.knows(id)}
+            self._broken = {
+                id: text for id, text in self._broken.items() if id > outcome.heard or self.stepper.knows(id)
+            }
+
+    def _gather(self, text: str) -> list[str]:
+        """Every rank's text. For the start, where there is no step to lose."""
+        try:
+            return [each.decode() for each in self.world.gather(text.encode())]
+        except RuntimeError as error:
+            self._bereaved(error)
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Every rank's payload."""
+        try:
+            return self.world.gather(payload)
+        except RuntimeError as error:
+            self._bereaved(error)
+
+    def _bereaved(self, error: RuntimeError) -> NoReturn:
+        """Another rank of this group is gone, and the group with it."""
+        if self._control is not None:
+            # The agent knows why and ends this rank too, or an order that says why is on its way to it.
+            self.bell.wait(lambda: self._failure is not None, lambda: False)
+        raise self._failure or PlanariaError(f"{self.settings.where}: another rank of the group is gone: {error}")
+
+    def _do(self, effects: Sequence[core.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case core.Form():
+                    self._form(effect.quorum)  # nothing new, as a rule: see _hear
+                case core.Drop():
+                    self.communicators.drop(effect.quorum)
+                case core.Tell():
+                    if self.page is not None and isinstance(effect.report, Adopted):
+                        self.page.quorum = effect.report.quorum
+                        self.page.resumed(effect.report.step)
+                    if self._control is not None and self.world.rank == 0:  # it speaks for the group
+                        self._control.send(effect.report)
 
     # --- the training thread ---------------------------------------------------------------------------------
 
-    def advance(self, heal: Callable[[core.Heal, Communicator], None]) -> core.Action:
-        """Wait, call the roll and heal until there is work, or the end. ``heal`` moves the state or raises
+    def advance(self, transfer: Transfer) -> core.Action:
+        """Wait, call the roll and heal until there is work, or the end. ``transfer`` moves the state or raises
         CommunicatorError. Raises what the lighthouse refused or stopped this member for."""
         while True:
-            seen = self._news
             if self._failure is not None:
                 raise self._failure
-            with self.lock:
-                action = self.stepper.next()
+            action = self.stepper.next()
             match action:
                 case core.Wait():
                     self.show(Phase.PARKED if action.parked else Phase.FORMING)
-                    self.bell.wait(lambda seen=seen: self._news != seen, lambda: False)  # type: ignore[misc]
+                    self.bell.wait(self._has_news, lambda: False)
+                    if self._failure is None:
+                        self.agree(Note())
                 case core.RollCall():
                     self.show(Phase.FORMING)
                     self._roll(action)
                 case core.Heal():
                     self.show(Phase.HEALING)
-                    self._heal(action, heal)
+                    self._heal(action, transfer)
                 case _:
                     return action
 
-    def _roll(self, action: core.RollCall) -> None:
-        try:
-            communicator = self.communicator(action.quorum)
-            pending = communicator.gather(encode_standing(action.standing, self.settings.shards))
-            entries = pending.wait(lambda: self.stopped_waiting(action.quorum))
-        except Interrupted:
-            return
-        except CommunicatorError as error:
-            self.broken(action.quorum, f"roll call: {error}")
-            return
-        standings: list[Standing] = [decode_standing(entry, self.settings.shards)[0] for entry in entries]
-        self._told(lambda: self.stepper.rolled(action.quorum, standings))
+    def _has_news(self) -> bool:
+        return bool(self._heard or self._formed or self._broken or self._failure) or self._stop != self.stepper.stopping
 
-    def _heal(self, action: core.Heal, heal: Callable[[core.Heal, Communicator], None]) -> None:
+    def _roll(self, action: core.RollCall) -> None:
+        standings: list[Standing] = []
+        payload = encode_standing(action.standing, self.settings.shards)
+
+        def roll() -> None:
+            pending = self.communicator(action.quorum).gather(payload)
+            entries = pending.wait(lambda: self.stopped_waiting(action.quorum))
+            standings.extend(decode_standing(entry, self.settings.shards)[0] for entry in entries)
+
+        if self.agree(Note(ok=self.attempt(action.quorum, "roll call", roll))).ok:
+            self._do(self.stepper.rolled(action.quorum, standings))
+
+    def _heal(self, action: core.Heal, transfer: Transfer) -> None:
+        put: list[Callable[[], None]] = []
+
+        def heal() -> None:
+            put.append(transfer(action, self.communicator(action.quorum)))
+
+        if self.agree(Note(ok=self.attempt(action.quorum, "healing", heal))).ok:
+            put[0]()
+            self._do(self.stepper.healed(action.quorum))
+
+    def attempt(self, id: QuorumId, what: str, work: Callable[[], None]) -> bool:
+        """Do something that needs the communicator of quorum ``id``. False if news or a failure ended it."""
         try:
-            heal(action, self.communicator(action.quorum))
+            work()
         except Interrupted:
-            return
+            if self._failure is not None:
+                raise self._failure from None
+            return False
         except CommunicatorError as error:
-            self.broken(action.quorum, f"healing: {error}")
-            return
-        self._told(lambda: self.stepper.healed(action.quorum))
+            self.broken(id, f"{what}: {error}")
+            return False
+        return True
 
     def communicator(self, id: QuorumId) -> Communicator:
         """The formed communicator of a quorum. Raises CommunicatorError if it was dropped meanwhile."""
@@ -188,21 +289,19 @@ class Session:
 
     def stopped_waiting(self, id: QuorumId) -> bool:
         """Whether news has ended what goes on under quorum ``id``. Reads single fields: no lock needed."""
-        return self._failure is not None or self.stepper.interrupted(id)
+        if self._failure is not None or id in self._broken:
+            return True
+        # A planned quorum interrupts nobody but a joiner that waits for the members in an older one.
+        return any(quorum.urgent or self.stepper.joining for quorum in tuple(self._heard))
 
     def broken(self, id: QuorumId, text: str) -> None:
-        self._told(lambda: self.stepper.broken(id, text))
-
-    def shard_done(self, shard: int) -> None:
-        with self.lock:
-            self.stepper.shard_done(shard)
-
-    def work(self) -> core.Exchange:
-        with self.lock:
-            return self.stepper.work()
+        """The communicator of ``id`` failed here."""
+        with self._lock:
+            self._broken.setdefault(id, text)
+        self.bell.ring()
 
     def change(self, step: Callable[[Stepper], Sequence[core.Effect]]) -> None:
-        self._told(lambda: step(self.stepper))
+        self._do(step(self.stepper))
 
     def show(self, phase: Phase, shard: int = -1) -> None:
         if self.page is not None:
@@ -210,6 +309,5 @@ class Session:
 
     def close(self) -> None:
         """Give the communicators up. The control thread stays: it ends the process if the agent dies."""
-        with self.lock:
-            self._closed = True
+        self._closed = True
         self.communicators.close()

@@ -26,10 +26,13 @@ class Settings:
     host: str  # where this rank binds the store that its peers connect to
     socket: Path | None
     directory: Path | None  # for the progress page, metrics.jsonl and result.json
+    rank: int = 0  # in the group
+    world_size: int = 1  # ranks in a group
 
     @property
     def where(self) -> str:
-        return f"job {self.job}, group {self.member.group}"
+        rank = f", rank {self.rank}" if self.world_size > 1 else ""
+        return f"job {self.job}, group {self.member.group}{rank}"
 
 
 def read_settings(
@@ -53,6 +56,10 @@ def read_settings(
         )
     socket = environ.get("PLANARIA_SOCKET")
     directory = environ.get("PLANARIA_DIR")
+    world_size = _number("WORLD_SIZE", environ.get("WORLD_SIZE"), 1, least=1)
+    rank = _number("RANK", environ.get("RANK"), 0)
+    if rank >= world_size:
+        raise UsageError(f"RANK is {rank} but WORLD_SIZE is {world_size}; ranks count from 0")
     return Settings(
         job=environ.get("PLANARIA_JOB") or f"alone-{uuid.uuid4().hex[:8]}",
         member=Member(
@@ -67,6 +74,8 @@ def read_settings(
         host=environ.get("PLANARIA_HOST") or "127.0.0.1",
         socket=Path(socket) if socket else None,
         directory=Path(directory) if directory else None,
+        rank=rank,
+        world_size=world_size,
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +23,6 @@ from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import ExchangeResult, TreeExchange
-from planaria.exchange.waiting import Interrupted
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
 from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence
@@ -36,12 +36,14 @@ from planaria.torch.records import (
     encode_tail,
     mean_metrics,
     pack_presence,
+    presence_bytes,
     tail_bytes,
     union_presence,
     unpack_presence,
 )
+from planaria.torch.rounds import Note
 from planaria.torch.session import Session
-from planaria.torch.state import ProtectedState, tensor_specs
+from planaria.torch.state import ProtectedState, combined, tensor_specs
 
 # Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
 METRICS = 8
@@ -70,7 +72,8 @@ class Worker:
         self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
         self._facts = facts
-        self.seconds_per_shard = 0.0
+        self.seconds_per_shard = 0.0  # of the group
+        self._mean_seconds = 0.0  # of this rank
         self.shards_computed = 0
         self.journal = Journal(session.settings.directory)
         self._layout = Layout([local_numel(p) for _, p in named])
@@ -82,7 +85,8 @@ class Worker:
         self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
         self._tail_bytes = 0  # of the exchange that was begun last
         self._records: dict[int, ShardRecord] = {}
-        self._recorded: dict[str, list[float]] = {}
+        self._raw: dict[int, dict[str, list[Any]]] = {}  # recorded values of shards, still on their device
+        self._recorded: dict[str, list[Any]] = {}  # of the shard in hand
         self._data: ShardedSource | None = None
         self._store_step = -1
         self._present = self.settings.shards  # shards in the newest sum
@@ -149,7 +153,7 @@ class Worker:
 
     def finish(self) -> None:
         """All steps are committed everywhere: tell the digest of the final state."""
-        digest = self.state.digest()
+        digest = combined([part.decode() for part in self.session.gather(self.state.digest().encode())])
         self.journal.result(self.step, digest, self.metrics)
         self.journal.close()
         self._store.release()
@@ -182,7 +186,7 @@ class Worker:
                     f"{self.settings.where}: the position of this {type(data).__name__} is part of the job's state; "
                     "add it to what is protected: job.protect(..., data=data)"
                 )
-            data.bind(self.settings.shards, self.settings.seed)
+            data.bind(self.settings.shards, self.settings.seed, self.session.world.part)
             self._data = data
         elif self._data is not data:
             raise UsageError(
@@ -203,8 +207,7 @@ class Worker:
         if self._store.have != counted:
             held = self._store.keep(counted)
             self._records = {shard: record for shard, record in self._records.items() if shard in held}
-            with self.session.lock:
-                self.session.stepper.have &= held
+            self.session.stepper.have &= held
 
     def _fresh_step(self) -> None:
         if self._store_step != self.step:
@@ -215,7 +218,7 @@ class Worker:
             self._store_step = self.step
 
     def _shard(self, action: core.Compute, data: ShardedSource) -> Iterator[Any]:
-        exchange = self._begin(self.session.work()) if action.last and self._overlap else None
+        exchange = self._begin(self.session.stepper.work()) if action.last and self._overlap else None
         started = time.perf_counter()
         self.session.show(Phase.COMPUTING, action.shard)
         seeding.seed_shard(self.settings.seed, action.step, action.shard)
@@ -230,21 +233,21 @@ class Worker:
                 self.session.page.beat()
         presence = self._store.end_shard()
         self._buffers.check(before, f"{self.settings.where}, step {action.step}, shard {action.shard}")
-        metrics = self._shard_metrics()
-        self._records[action.shard] = ShardRecord(action.shard, presence, metrics, data.cursor_after(action.shard))
-        self.session.shard_done(action.shard)
+        self._check_metrics()
+        self._raw[action.shard] = self._recorded
+        self._records[action.shard] = ShardRecord(action.shard, presence, (), data.cursor_after(action.shard))
+        self.session.stepper.shard_done(action.shard)
         self.shards_computed += 1
         seconds = time.perf_counter() - started
-        mean = self.seconds_per_shard
-        self.seconds_per_shard = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+        mean = self._mean_seconds
+        self._mean_seconds = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
 
     def record(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            # .item() of a tensor that is still being computed on a device would wait; on CPU it is free.
-            plain = value.detach() if isinstance(value, Tensor) else value
-            self._recorded.setdefault(name, []).append(float(plain))
+            # Not turned into a number yet: what a GPU still computes would be waited for.
+            self._recorded.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
 
-    def _shard_metrics(self) -> tuple[float, ...]:
+    def _check_metrics(self) -> None:
         if not self.metric_names:
             self._facts["metrics"] = sorted(self._recorded)
         if tuple(sorted(self._recorded)) != self.metric_names:
@@ -255,7 +258,16 @@ class Worker:
         if len(self.metric_names) > METRICS:
             names = len(self.metric_names)
             raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {names}")
-        return tuple(math.fsum(v) / len(v) for v in (self._recorded[n] for n in self.metric_names))
+
+    def _complete_records(self) -> list[ShardRecord]:
+        """The records of all shards held, with their metrics as numbers."""
+        for shard, raw in self._raw.items():
+            values = {name: [float(value) for value in raw[name]] for name in self.metric_names}
+            metrics = tuple(math.fsum(of) / len(of) for of in values.values())
+            if shard in self._records:
+                self._records[shard] = replace(self._records[shard], metrics=metrics)
+        self._raw.clear()
+        return [self._records[shard] for shard in sorted(self._store.have)]
 
     # --- the exchange ----------------------------------------------------------------------------------------
 
@@ -280,31 +292,29 @@ class Worker:
         return exchange
 
     def _reduce(self, work: core.Exchange) -> bool:
-        """Finish the step's exchange; True if its gradients are final."""
+        """Finish the step's exchange; True if its gradients are final on all ranks of the group."""
         self.session.show(Phase.EXCHANGING)
-        try:
-            result = self._exchange_all(work)
-        except Interrupted:
+        results: list[ExchangeResult] = []
+        ok = self.session.attempt(work.quorum, "exchange", lambda: results.append(self._exchange_all(work)))
+        words, records = self._open(results[0], work) if ok else ([], [])
+        means = dict(zip(self.metric_names, mean_metrics(records), strict=False))
+        finite = not ok or results[0].finite
+        outcome = self.session.agree(Note(ok=ok, finite=finite, seconds=self._mean_seconds, metrics=means))
+        if not outcome.ok:
             self._abandon()
             return False
-        except CommunicatorError as error:
-            self._abandon()
-            self.session.broken(work.quorum, f"exchange: {error}")
-            return False
-        words, records = self._open(result, work)
-        if not result.finite:
+        if not outcome.finite:
             self._stop_on_nonfinite(work, records)
         if not self._allow_unused:
             check_presence(records, self._store.names, f"job {self.settings.job}, step {self.step}")
         self._present = len(records)
-        self._store.assign(result.buckets, union_presence(records, len(self.named)))
-        means = mean_metrics(records)
-        self.metrics = dict(zip(self.metric_names, means, strict=False))
+        self._store.assign(results[0].buckets, union_presence(records, len(self.named)))
+        self.metrics = outcome.metrics
+        self.seconds_per_shard = outcome.seconds
         if self._data is not None:
             self._data.commit(cursors(records))
         self._begun = None
-        with self.session.lock:
-            self.session.stepper.exchanged(work.quorum, words)
+        self.session.stepper.exchanged(work.quorum, words)
         self.session.show(Phase.APPLYING)
         seeding.seed_apply(self.settings.seed, work.step)
         return True
@@ -318,10 +328,9 @@ class Worker:
                 exchange.submit(bucket, self._store.parts(bucket))
         assert self._exchange is not None
         exchange = self._exchange[1]
-        with self.session.lock:
-            word = self.session.stepper.word(self.seconds_per_shard)
-        records = [self._records[shard] for shard in sorted(self._store.have)]
-        exchange.submit_tail(encode_tail(word, records, self._tail_bytes))
+        # The same word at every rank of the group: the steppers are alike and the speed is the group's.
+        word = self.session.stepper.word(self.seconds_per_shard)
+        exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes))
         return exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
 
     def _abandon(self) -> None:
@@ -345,39 +354,54 @@ class Worker:
 
     def _stop_on_nonfinite(self, work: core.Exchange, records: list[ShardRecord]) -> None:
         """Every member saw the same flags, so all come here; together they find the shards."""
-        suspects = {r.shard for r in records if any(not math.isfinite(m) for m in r.metrics)}
-        if not suspects:
-            mine = [False] * self.settings.shards
-            for index, node in enumerate(self._store.nodes):
-                parts = (self._store.parts(b)[index] for b in range(len(self._layout.buckets)))
-                if not all(bool(torch.isfinite(part).all()) for part in parts):
-                    mine[node.start : node.stop] = [True] * node.size
-            try:
-                communicator = self.session.communicator(work.quorum)
-                pending = communicator.gather(pack_presence(mine))
-                for entry in pending.wait(lambda: self.session.stopped_waiting(work.quorum)):
-                    suspects |= {s for s, bad in enumerate(unpack_presence(entry, self.settings.shards)) if bad}
-            except CommunicatorError:
-                suspects = {s for s, bad in enumerate(mine) if bad}
+        shards = self.settings.shards
+        bad = [False] * shards
+        for record in records:
+            bad[record.shard] = any(not math.isfinite(metric) for metric in record.metrics)
+        mine = [False] * shards
+        for index, node in enumerate(self._store.nodes):
+            parts = (self._store.parts(b)[index] for b in range(len(self._layout.buckets)))
+            if not all(bool(torch.isfinite(part).all()) for part in parts):
+                mine[node.start : node.stop] = [True] * node.size
+        seen = [pack_presence(mine)]
+
+        def ask() -> None:
+            pending = self.session.communicator(work.quorum).gather(pack_presence(mine))
+            seen.extend(pending.wait(lambda: self.session.stopped_waiting(work.quorum)))
+
+        self.session.attempt(work.quorum, "looking for what is not finite", ask)
+        # A loss that is not finite tells the shard exactly; a sum of gradients only the shards that are in it.
+        exact = self._shards_in(self.session.gather(pack_presence(bad)))
+        suspects = exact or self._shards_in(self.session.gather(b"".join(seen)))
         names = ", ".join(map(str, sorted(suspects))) or "unknown"
         raise NonFiniteError(
             f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
             f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
         )
 
+    def _shards_in(self, bitmaps: list[bytes]) -> set[int]:
+        """Shards that any of the bitmaps, of which each payload may hold several, names."""
+        shards, size = self.settings.shards, presence_bytes(self.settings.shards)
+        singles = [each[at : at + size] for each in bitmaps for at in range(0, len(each), size)]
+        return {shard for each in singles for shard, named in enumerate(unpack_presence(each, shards)) if named}
+
     # --- healing ---------------------------------------------------------------------------------------------
 
-    def _transfer(self, order: core.Heal, communicator: Communicator) -> None:
-        """Give the state to members that need it, or take it."""
+    def _transfer(self, order: core.Heal, communicator: Communicator) -> Callable[[], None]:
+        """Give the state to members that need it, or take it; returns what puts it in place."""
         if not order.receive:
             manifest, tensors = self.state.capture(marked=self._inside)
             healing.serve(communicator, tensors, manifest, order.sources, order.healers)
-            return
+            return lambda: None
         pending = healing.receive(communicator, order.sources, order.healers)
         healed = pending.wait(lambda: self.session.stopped_waiting(order.quorum))
         raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
         tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
-        self.state.restore(healed.manifest, tensors)
-        if self._inside:
-            self._healed = (healed.manifest, tensors)
-        self._store_step = -1
+
+        def put() -> None:
+            self.state.restore(healed.manifest, tensors)
+            if self._inside:
+                self._healed = (healed.manifest, tensors)
+            self._store_step = -1
+
+        return put

@@ -12,6 +12,7 @@ from planaria.wire import control_pb2 as pb
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_MEMBERS = 1 << 14
 MAX_GROUP = (1 << 16) - 1
+MAX_RANK = (1 << 16) - 1
 # steps, shards, pids: what every JSON reader of status and metrics can still represent
 MAX_COUNT = (1 << 53) - 1
 MAX_INCARNATION = (1 << 31) - 1
@@ -35,6 +36,10 @@ def count(value: int, what: str) -> int:
 
 def group(value: int, what: str = "a group number") -> int:
     return integer(value, 0, MAX_GROUP, what)
+
+
+def rank(value: int) -> int:
+    return integer(value, 0, MAX_RANK, "a rank")
 
 
 def name(value: str, what: str, *, empty: bool = False) -> str:

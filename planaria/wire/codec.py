@@ -26,6 +26,7 @@ from planaria.core.messages import (
     Order,
     Phase,
     Policy,
+    Present,
     Publish,
     Pulse,
     Quorum,
@@ -130,6 +131,8 @@ def _report_out(report: Report) -> pb.Report:
         case Heartbeat(pulses):
             checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
             return pb.Report(heartbeat=pb.Heartbeat(pulses=[_pulse_out(pulse) for pulse in pulses]))
+        case Present(member, rank):
+            return pb.Report(present=pb.Present(member=encode_member(member), rank=checks.rank(rank)))
         case Ready():
             return pb.Report(ready=_ready_out(report))
         case Adopted(member, quorum, step):
@@ -173,6 +176,8 @@ def _report_in(message: pb.Report) -> Report:
             pulses = message.heartbeat.pulses
             checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
             return Heartbeat(tuple(_pulse_in(pulse) for pulse in pulses))
+        case "present":
+            return Present(decode_member(message.present.member), checks.rank(message.present.rank))
         case "ready":
             return _ready_in(message.ready)
         case "adopted":
@@ -314,8 +319,9 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(refuse=pb.Refuse(member=encode_member(member), reason=clip(reason)))
         case Drain(member):
             return pb.Order(drain=pb.DrainMember(member=encode_member(member)))
-        case Kill(group, signal):
-            return pb.Order(kill=pb.KillGroup(group=checks.group(group), signal=_signal(signal)))
+        case Kill(group, signal, rank):
+            whom = None if rank is None else checks.rank(rank)
+            return pb.Order(kill=pb.KillGroup(group=checks.group(group), signal=_signal(signal), rank=whom))
         case Desired(groups):
             return pb.Order(desired=pb.Desired(groups=checks.group(groups, "the number of groups")))
         case Stop(reason):
@@ -336,7 +342,9 @@ def _order_in(message: pb.Order) -> Order:
         case "drain":
             return Drain(decode_member(message.drain.member))
         case "kill":
-            return Kill(checks.group(message.kill.group), _signal(message.kill.signal))
+            kill = message.kill
+            whom = checks.rank(kill.rank) if kill.HasField("rank") else None
+            return Kill(checks.group(kill.group), _signal(kill.signal), whom)
         case "desired":
             return Desired(checks.group(message.desired.groups, "the number of groups"))
         case "stop":

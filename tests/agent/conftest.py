@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from planaria.agent.proc import state_of
+from planaria.chaos.netns import inside
+from planaria.core.messages import Member
 from planaria.engines.base import Change
-from planaria.engines.launch import Launch
+from planaria.engines.devices import Gpus
+from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -38,9 +41,9 @@ def running(pid: int) -> bool:
 class Engine:
     """A local engine and the changes that it told."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, gpus: Gpus | None = None) -> None:
         self.launch = launch
-        self.engine = LocalEngine(launch)
+        self.engine = LocalEngine(launch, gpus)
         self.changes: asyncio.Queue[Change] = asyncio.Queue()
         self.engine.watch(self.changes.put_nowait)
 
@@ -56,7 +59,13 @@ async def make_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Engine]]:
     """Makes engines for a script, given by its text or by its path; ends them after the test."""
     made: list[Engine] = []
 
-    def make(script: str | Path, *args: str, environ: dict[str, str] | None = None, **more: Any) -> Engine:
+    def make(
+        script: str | Path,
+        *args: str,
+        environ: dict[str, str] | None = None,
+        gpus: Gpus | None = None,
+        **more: Any,
+    ) -> Engine:
         if isinstance(script, str) and not more.get("module"):
             path = tmp_path / "script.py"
             path.write_text(script)
@@ -72,7 +81,7 @@ async def make_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Engine]]:
             environ=environ or plain_environ(),
             **more,
         )
-        made.append(Engine(launch))
+        made.append(Engine(launch, gpus))
         return made[-1]
 
     yield make
@@ -83,14 +92,17 @@ async def make_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Engine]]:
 class Run:
     """A ``planaria run`` in a process of its own; its output goes to files."""
 
-    def __init__(self, directory: Path, *args: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, *args: str, environ: dict[str, str] | None = None, namespace: str | None = None
+    ) -> None:
         self.directory = directory
         self.logs = directory / "logs"
         directory.mkdir(exist_ok=True)
         self.out, self.err = directory / "out.txt", directory / "err.txt"
+        command = [sys.executable, "-m", "planaria", "run", "--log-dir", str(self.logs), *args]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "planaria", "run", "--log-dir", str(self.logs), *args],
+                command if namespace is None else inside(namespace, command),
                 env=environ or plain_environ(),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
@@ -121,20 +133,21 @@ class Run:
             time.sleep(0.02)
         return value
 
-    def pid_of(self, group: int, incarnation: int = 0) -> int:
+    def pid_of(self, group: int, incarnation: int = 0, rank: int = 0) -> int:
         def find() -> int | None:
             for event in self.events("start"):
-                if event["group"] == group and event["data"]["incarnation"] == incarnation:
-                    return int(event["data"]["pid"])
+                facts = event["data"]
+                if (event["group"], facts["incarnation"], facts["rank"]) == (group, incarnation, rank):
+                    return int(facts["pid"])
             return None
 
         return int(self.until(find))
 
-    def step_of(self, group: int, incarnation: int = 0) -> int:
+    def step_of(self, group: int, incarnation: int = 0, rank: int = 0) -> int:
         from planaria.wire.page import ProgressPage
 
         with suppress(FileNotFoundError):
-            page = ProgressPage.open(self.logs / f"rg{group}" / f"i{incarnation}" / "progress")
+            page = ProgressPage.open(directory_of(self.logs, Member(group, incarnation), rank) / "progress")
             return page.read().step
         return -1
 
@@ -161,8 +174,8 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts runs; kills what is left of them after the test and checks that nothing was left by one that ended."""
     runs: list[Run] = []
 
-    def start(*args: str, environ: dict[str, str] | None = None) -> Run:
-        runs.append(Run(tmp_path / f"run{len(runs)}", *args, environ=environ))
+    def start(*args: str, **more: Any) -> Run:
+        runs.append(Run(tmp_path / f"run{len(runs)}", *args, **more))
         return runs[-1]
 
     yield start

@@ -27,7 +27,7 @@ class NoEngine:
 
     def create(self, group: int, incarnation: int) -> None: ...
 
-    def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL) -> None: ...
+    def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None: ...
 
     def list(self) -> tuple[Instance, ...]:
         return ()
@@ -40,7 +40,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     assignment = Assignment(JobSpec("j", 1), PlanSpec(desired=1), tmp_path)
     made = Agent(assignment, lambda path: NoEngine(), EventLog(tmp_path / "events.jsonl"))
     await made.hub.start()
-    made.lives.begin(ME, tmp_path / "rg0" / "i0", 0.0)
+    made.lives.begin(ME, [tmp_path / "rg0" / "i0"], 0.0)
     yield made
     await made.close()
     made.events.close()

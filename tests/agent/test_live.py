@@ -86,16 +86,16 @@ async def test_lines_of_an_agent(tmp_path: Path) -> None:
     events = EventLog(tmp_path / "events.jsonl")
     agent = Agent(Assignment(JobSpec("job", 3), PlanSpec(desired=3), tmp_path), engine, events)
     try:
-        working = agent.lives.begin(Member(0, 0), tmp_path / "a", 0.0)
+        working = agent.lives.begin(Member(0, 0), [tmp_path / "a"], 0.0)
         (tmp_path / "a").mkdir()
         page = ProgressPage.create(tmp_path / "a" / "progress", 4711)
         page.committed(5, QuorumId(1, 1), 0.5, 1, 1, 0)
         page.set_phase(Phase.EXCHANGING)
-        working.pid = 4711
+        working.speaker.pid = 4711
         working.look(0.0)
-        suspected = agent.lives.begin(Member(1, 3), tmp_path / "b", 0.0)
+        suspected = agent.lives.begin(Member(1, 3), [tmp_path / "b"], 0.0)
         suspected.suspected_since, suspected.suspicion = 1.0, "stopped"
-        dead = agent.lives.begin(Member(2, 0), tmp_path / "c", 0.0)
+        dead = agent.lives.begin(Member(2, 0), [tmp_path / "c"], 0.0)
         dead.state, dead.message = GroupState.DEAD, "boom"
         first, second, third = lines_of(agent)
         assert (first.state, first.step, first.quorum, first.loss, first.pid) == ("exchanging", 5, "1.1", 0.5, 4711)

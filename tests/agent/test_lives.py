@@ -33,8 +33,8 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def life_of(directory: Path, pid: int, member: Member = A) -> Life:
-    life = Lives().begin(member, directory, time.monotonic())
-    life.pid = pid
+    life = Lives().begin(member, [directory], time.monotonic())
+    life.speaker.pid = pid
     return life
 
 
@@ -104,7 +104,7 @@ def test_last_look_keeps_what_was_seen(tmp_path: Path, process: subprocess.Popen
     life = life_of(tmp_path, process.pid)
     page.committed(9, QuorumId(1, 1), 1.0, 1, 1, 0)
     life.last_look()
-    assert life.step == 9 and life.page is None
+    assert life.step == 9 and life.speaker.page is None
 
 
 @pytest.mark.parametrize(
@@ -130,21 +130,23 @@ def test_what_an_end_means(tmp_path: Path, code: int | None, draining: bool, lef
 
 def test_failure_says_what_the_rank_said(tmp_path: Path) -> None:
     life = life_of(tmp_path, 0)
-    assert failure_of(life, -9, "killed by SIGKILL").message == "killed by SIGKILL"
+    life.speaker.returncode, life.speaker.cause = -9, "killed by SIGKILL"
+    assert failure_of(life, life.speaker).message == "killed by SIGKILL"
     life.being_killed = "it was suspected for 3 s"
-    assert failure_of(life, -9, "killed by SIGKILL").message == "it was suspected for 3 s"
+    assert failure_of(life, life.speaker).message == "it was suspected for 3 s"
     (tmp_path / "error.json").write_text(json.dumps({"message": "boom"}))
-    failure = failure_of(life, 1, "exited with code 1")
+    life.speaker.returncode = 1
+    failure = failure_of(life, life.speaker)
     assert (failure.message, failure.reported, failure.how()) == ("boom", True, "exited with code 1")
     (tmp_path / "error.json").write_text("half a f")
-    assert not failure_of(life, 1, "exited with code 1").reported
+    assert not failure_of(life, life.speaker).reported
 
 
 def test_lives_keep_the_newest_and_its_failures(tmp_path: Path) -> None:
     lives = Lives()
-    first = lives.begin(A, tmp_path, 0.0)
+    first = lives.begin(A, [tmp_path], 0.0)
     first.quick_failures, first.state = 2, GroupState.DEAD
-    second = lives.begin(Member(0, 1), tmp_path, 1.0)
+    second = lives.begin(Member(0, 1), [tmp_path], 1.0)
     assert second.quick_failures == 2
     assert lives.of(A) is None and lives.of(Member(0, 1)) is second
     assert lives.alive() == [second]
@@ -156,11 +158,11 @@ def test_a_group_left_only_if_others_go_on(tmp_path: Path) -> None:
     pages = {}
 
     def at_step(member: Member, step: int) -> Life:
-        life = lives.begin(member, tmp_path / str(member.group), 0.0)
-        life.directory.mkdir()
-        page = pages[member] = ProgressPage.create(life.directory / "progress", os.getpid())
+        life = lives.begin(member, [tmp_path / str(member.group)], 0.0)
+        life.speaker.directory.mkdir()
+        page = pages[member] = ProgressPage.create(life.speaker.directory / "progress", os.getpid())
         page.committed(step, QuorumId(1, 1), 1.0, 1, 1, 0)
-        life.pid = os.getpid()
+        life.speaker.pid = os.getpid()
         life.look(0.0)
         return life
 

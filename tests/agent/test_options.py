@@ -48,27 +48,29 @@ def good(tmp_path: Path) -> RunOptions:
         min_groups=1,
         http=None,
         host="127.0.0.1",
+        device="cpu",
     )
 
 
-def refusal(options: RunOptions, nproc: int = 1, **changes: Any) -> str:
+def refusal(options: RunOptions, **changes: Any) -> str:
     with pytest.raises(UsageError) as caught:
-        check(replace(options, **changes), nproc)
+        check(replace(options, **changes))
     sentence = str(caught.value)
     assert "\n" not in sentence and caught.value.exit_code == 2
     return sentence
 
 
 def test_good_options_pass_and_make_the_directory(good: RunOptions) -> None:
-    check(good, 1)
+    check(good)
     assert good.log_dir.is_dir()
-    check(replace(good, shards=None, http="127.0.0.1:0", lighthouse="[::1]:5", job="a.b_c-D9"), 1)
+    check(replace(good, shards=None, http="127.0.0.1:0", lighthouse="[::1]:5", job="a.b_c-D9"))
 
 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
         ({"groups": 0}, "--groups 0: a job needs at least one group"),
+        ({"nproc_per_group": 0}, "--nproc-per-group 0: a group has between 1 and"),
         ({"groups": 9, "local_groups": 9}, "9 groups cannot share 8 shards"),
         ({"shards": 0}, "--shards 0"),
         ({"min_groups": 0}, "--min-groups 0"),
@@ -95,9 +97,27 @@ def test_bad_options(good: RunOptions, changes: dict[str, Any], part: str) -> No
     assert not good.log_dir.exists(), "nothing was made"
 
 
-def test_more_processes_in_a_group_come_later(good: RunOptions) -> None:
-    assert "comes with a later release" in refusal(good, nproc=2)
-    assert "at least one process" in refusal(good, nproc=0)
+@pytest.mark.parametrize(
+    ("visible", "changes", "part"),
+    [
+        ("0,1,2", {"device": None}, "4 GPUs are needed for 4 groups with 1 process each, but 3 GPUs are visible here"),
+        ("0,1,2,3", {"device": None, "nproc_per_group": 2}, "8 GPUs are needed for 4 groups with 2 processes each"),
+        ("3", {"device": "cuda"}, "but one GPU is visible here: give fewer, or --device cpu"),
+        ("", {"device": "cuda"}, "but no GPU is visible here"),
+        ("", {"device": "abacus"}, "--device abacus: unknown; known devices: cpu, cuda"),
+    ],
+)
+def test_too_few_devices(
+    good: RunOptions, monkeypatch: pytest.MonkeyPatch, visible: str, changes: dict[str, Any], part: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert part in refusal(good, **changes)
+
+
+@pytest.mark.parametrize(("visible", "device"), [("0,1,2,3,4,5,6,7", None), ("", None), ("0", "cpu")])
+def test_enough_devices(good: RunOptions, monkeypatch: pytest.MonkeyPatch, visible: str, device: str | None) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    check(replace(good, nproc_per_group=2, device=device))
 
 
 def test_unknown_policy() -> None:
@@ -123,15 +143,15 @@ def test_directories(good: RunOptions, tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     assert "without __main__.py" in refusal(good, script=str(tmp_path / "app"))
     (tmp_path / "app" / "__main__.py").touch()
-    check(replace(good, script=str(tmp_path / "app")), 1)
+    check(replace(good, script=str(tmp_path / "app")))
 
 
 def test_modules_are_looked_for_here(good: RunOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("raise SystemExit('must not run in the agent')\n")
     monkeypatch.chdir(tmp_path)
-    check(replace(good, script="mine.tool", module=True), 1)
-    check(replace(good, script="json.tool", module=True), 1)
+    check(replace(good, script="mine.tool", module=True))
+    check(replace(good, script="json.tool", module=True))
 
 
 def test_log_directory_that_cannot_be(good: RunOptions, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from planaria.core.messages import (
     Drain,
     Finished,
     Member,
+    Present,
     Publish,
     Quorum,
     QuorumId,
@@ -39,11 +40,11 @@ def ready(member: Member) -> Ready:
 
 
 class Hub:
-    def __init__(self) -> None:
+    def __init__(self, ranks: range = range(1)) -> None:
         self.alive = {A, B}
         self.heard: asyncio.Queue[Report] = asyncio.Queue()
         self.refused: asyncio.Queue[str] = asyncio.Queue()
-        self.hub = RankHub(lambda member: member in self.alive, self.heard.put_nowait, self.refused.put_nowait)
+        self.hub = RankHub(lambda member: member in self.alive, self.heard.put_nowait, self.refused.put_nowait, ranks)
 
     def connect(self) -> socket.socket:
         rank = socket.socket(socket.AF_UNIX)
@@ -130,6 +131,56 @@ async def test_a_second_connection_of_a_member_replaces_the_first(hub: Hub) -> N
     assert await asyncio.to_thread(first.recv, 1) == b""
     hub.hub.send(A, Stop("x"))
     assert await asyncio.to_thread(orders, second, 1) == [Stop("x")]
+
+
+# --- several ranks of a member -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def wide() -> AsyncIterator[Hub]:
+    made = Hub(range(3))
+    await made.hub.start()
+    yield made
+    await made.hub.close()
+
+
+async def present(hub: Hub, member: Member, rank: int) -> socket.socket:
+    connection = hub.connect()
+    send_frame(connection, Present(member, rank))
+    return connection
+
+
+async def test_all_ranks_hear_the_same_however_late_they_come(wide: Hub) -> None:
+    early = await present(wide, A, 1)
+    assert not wide.hub.send(A, Drain(A)), "nobody speaks for it yet, so nobody is told"
+    speaker = await wide.join(A)
+    said = [Publish(A, Q), Drain(A), Stop("")]
+    for order in said:
+        assert wide.hub.send(A, order)
+    late = await present(wide, A, 2)
+    last = Refuse(A, "no")
+    while not wide.hub._arrived[A] >= {2}:
+        await asyncio.sleep(0.01)
+    assert wide.hub.send(A, last)
+    for rank in (early, speaker, late):
+        assert await asyncio.to_thread(orders, rank, 4) == [*said, last]
+    assert not wide.hub._said, "nobody is waited for any more"
+    assert wide.hub.connected() == (A,)
+
+
+async def test_a_present_rank_says_nothing_else(wide: Hub) -> None:
+    rank = await present(wide, A, 1)
+    send_frame(rank, Adopted(A, Q.id, 3))
+    assert "rank 1, was cut off" in (sentence := await wide.refused.get()) and "rank 0 speaks" in sentence
+    assert await asyncio.to_thread(rank.recv, 1) == b""
+    assert wide.heard.empty()
+
+
+@pytest.mark.parametrize(("member", "rank"), [(A, 0), (A, 3), (Member(5, 0), 1)])
+async def test_who_is_not_a_rank_of_ours(wide: Hub, member: Member, rank: int) -> None:
+    stranger = await present(wide, member, rank)
+    assert "cut off" in await wide.refused.get()
+    assert await asyncio.to_thread(stranger.recv, 1) == b""
 
 
 async def test_a_rank_that_does_not_read_stops_nobody(hub: Hub) -> None:

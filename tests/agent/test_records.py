@@ -181,6 +181,7 @@ def test_summary_of_a_failure_names_the_first(tmp_path: Path) -> None:
     assert content["first_failure"] == {
         "group": 1,
         "incarnation": 1,
+        "rank": 0,
         "exit_code": 1,
         "signal": None,
         "time": 1_700_000_000.0,

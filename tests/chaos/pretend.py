@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from planaria.core.messages import Member
+from planaria.engines.launch import directory_of
+
 RANK = Path(__file__).with_name("pretend_rank.py")
 
 
@@ -31,11 +34,11 @@ class Cluster:
         (directory / "run.json").write_text(json.dumps({"job": "pretend", "pid": os.getpid()}))
 
     def rank(
-        self, group: int, incarnation: int = 0, *, commits: int = 3, phase: str = "computing"
+        self, group: int, incarnation: int = 0, *, commits: int = 3, phase: str = "computing", rank: int = 0
     ) -> subprocess.Popen[bytes]:
         """A rank that has committed ``commits`` steps under quorum 1.1 and stays in ``phase`` ("cycle":
         all phases of a step in turn)."""
-        where = self.directory / f"rg{group}" / f"i{incarnation}"
+        where = directory_of(self.directory, Member(group, incarnation), rank)
         where.mkdir(parents=True)
         command = [sys.executable, str(RANK), str(where), str(commits), phase]
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})

@@ -59,6 +59,16 @@ def test_a_kill_kills_the_group_that_was_named(cluster: Cluster, watch: Watch) -
     assert done.struck_as_planned and done.until_ns == 0
 
 
+def test_a_kill_strikes_one_rank(cluster: Cluster, watch: Watch) -> None:
+    cluster.rank(0)
+    first, second = cluster.rank(1), cluster.rank(1, rank=1)
+    watch.poll()
+    it = injector(watch, Fault(Kind.KILL, group=1, rank=7))
+    work_through(watch, it)
+    assert second.wait(10) == -9 and first.poll() is None, "7 of 0, 1, 0, 1 ..."
+    assert (it.done[0].member, it.done[0].rank) == (Member(1, 0), 1)
+
+
 def test_the_last_one_that_holds_the_state_is_never_touched(cluster: Cluster, watch: Watch) -> None:
     ranks = [cluster.rank(0), cluster.rank(1), cluster.rank(2, commits=0)]
     it = injector(watch, Fault(Kind.KILL, group=0), Fault(Kind.STOP, group=1, duration=9), Fault(Kind.KILL))

@@ -11,7 +11,7 @@ import pytest
 from planaria.chaos.inject import NOBODY, Injected
 from planaria.chaos.schedule import Fault, Kind
 from planaria.chaos.verify import Record, Verdict, cost, discarded, judge, median, read_record, read_records
-from planaria.chaos.watch import Life
+from planaria.chaos.watch import Life, Process
 from planaria.core.messages import Member, QuorumId
 from planaria.errors import PlanariaError
 from planaria.torch.journal import Journal
@@ -43,7 +43,7 @@ class Story:
         if first + len(commits) == STEPS:
             journal.result(STEPS, "same", {"loss": loss_at(STEPS - 1)})
         journal.close()
-        life = Life(Member(group, incarnation), directory, page, page.read(), -1)
+        life = Life(Member(group, incarnation), directory, page.read(), {0: Process(page, -1)})
         life.look()
         self.lives.append(life)
         return life

@@ -74,6 +74,26 @@ def test_a_stopped_rank_is_alive_and_stopped(cluster: Cluster, watch: Watch) -> 
     until(lambda: not life.stopped)
 
 
+def test_a_group_is_all_its_ranks(cluster: Cluster, watch: Watch) -> None:
+    first, second = cluster.rank(0, commits=5), cluster.rank(0, rank=1, commits=4)
+    watch.poll()
+    watch.poll()
+    life = watch.lives[Member(0, 0)]
+    assert {rank: process.pid for rank, process in life.processes.items()} == {0: first.pid, 1: second.pid}
+    assert life.alive and life.view.step == 5, "what it does is what rank 0 does"
+    second.send_signal(signal.SIGSTOP)
+    until(lambda: life.stopped)
+    life.processes[1].signal(signal.SIGKILL)
+    until(lambda: not life.alive)
+    assert life.processes[0].alive and not watch.settled()
+    watch.poll()
+    assert not life.over, "rank 0 may still write"
+    first.kill()
+    until(lambda: not life.processes[0].alive)
+    watch.poll()
+    assert life.over
+
+
 def test_settled_are_those_at_work_who_keep_up(cluster: Cluster, watch: Watch) -> None:
     cluster.rank(0, commits=5)
     cluster.rank(1, commits=4)  # one commit behind: it happens between any two looks
@@ -100,10 +120,10 @@ def test_a_member_of_an_older_quorum_does_not_count(cluster: Cluster, watch: Wat
     newer.set_phase(Phase.COMPUTING)
     life = watch.lives[Member(0, 0)]
     life.page.close()
-    life.page = newer
+    life.processes[0].page = newer
     watch.poll()
     assert [each.member.group for each in watch.settled()] == [0]
-    life.page = ProgressPage.open(cluster.directory / "rg0" / "i0" / "progress")
+    life.processes[0].page = ProgressPage.open(cluster.directory / "rg0" / "i0" / "progress")
 
 
 def test_nothing_is_read_before_the_agent_has_said_who_it_is(cluster: Cluster, watch: Watch) -> None:
@@ -127,7 +147,7 @@ def test_a_stranger_with_the_pid_of_a_page_is_left_alone(cluster: Cluster, watch
     ProgressPage.create(where / "progress", pid=1)
     watch.poll()
     life = watch.lives[Member(0, 0)]
-    assert life.pidfd == -1 and not life.alive and not watch.settled()
+    assert life.processes[0].pidfd == -1 and not life.alive and not watch.settled()
 
 
 def test_open_child_takes_children_only() -> None:

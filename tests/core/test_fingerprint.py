@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planaria.core.fingerprint import differing, misfit, odd_ones
+from planaria.core.fingerprint import differing, drift, misfit, odd_ones
 from planaria.core.messages import Member, Ready
 
 
@@ -49,3 +49,13 @@ def test_different_states_at_the_start_come_with_advice() -> None:
     ((odd, reason),) = odd_ones([ready(0), ready(1, initial="other"), ready(2)])
     assert odd.member == Member(1, 0)
     assert "seed every group alike" in reason
+
+
+def test_soft_entries_are_told_and_not_refused() -> None:
+    other = ready(1, **{"~torch": "2.12"})
+    usual = ready(0, **{"~torch": "2.13"})
+    assert misfit(other, [usual]) == "" and odd_ones([usual, other]) == []
+    assert drift(other, [usual]) == (
+        "group 1 (incarnation 0) differs from group 0 in torch (2.13 there, 2.12 here): its sums may round differently"
+    )
+    assert drift(ready(1), [ready(0)]) == "" and drift(other, []) == ""

@@ -21,11 +21,18 @@ PATIENCE = 90.0
 
 
 class Run:
-    """One ``planaria run`` of the training script. Use as a context: whatever happens, everything ends."""
+    """One ``planaria run`` of a script. Use as a context: whatever happens, everything ends."""
 
-    def __init__(self, directory: Path, *args: str, groups: int = 3, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *args: str,
+        groups: int = 3,
+        options: tuple[str, ...] = (),
+        script: Path = TRAIN,
+    ) -> None:
         self.directory = directory
-        self.script = Script(TRAIN, args, groups, None)
+        self.script = Script(script, args, groups, None)
         self._run = LocalRun(self.script, directory, options)
         self.watch = Watch(directory)
 
@@ -86,9 +93,14 @@ class Run:
 
     # --- hurting ---------------------------------------------------------------------------------------------
 
-    def signal(self, group: int, signum: int = signal.SIGKILL) -> Life:
+    def signal(self, group: int, signum: int = signal.SIGKILL, rank: int = 0) -> Life:
+        def found() -> bool:
+            life = self.watch.life(group)
+            return life is not None and rank in life.processes
+
+        self.until(found, f"rank {rank} of group {group}")
         life = self.life(group)
-        os.kill(life.view.pid, signum)
+        os.kill(life.processes[rank].pid, signum)
         return life
 
     def kill_lighthouse(self) -> None:

@@ -39,7 +39,7 @@ def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
         (("run", "--groups", "4", "--shards", "2", str(TRAIN)), "shards"),
         (("run", "--policy", "hope", str(TRAIN)), "hope"),
         (("run", "--reduction", "magic", str(TRAIN)), "magic"),
-        (("run", "--nproc-per-group", "2", str(TRAIN)), "nproc"),
+        (("run", "--nproc-per-group", "0", str(TRAIN)), "nproc"),
         (("status", "--lighthouse", "127.0.0.1:1"), "127.0.0.1:1"),
         (("chaos", "no_such_script.py"), "no_such_script.py"),
         (("chaos", str(TRAIN), "--kinds", "earthquake"), "earthquake"),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import random
+import runpy
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,18 +23,24 @@ from planaria.wire.frames import FrameReader, send_frame
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HOME = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0  # only a hang lasts so long
+PATIENCE = 150.0  # only a hang lasts so long, on however busy a machine
 R = TypeVar("R")
 
 
 class PretendAgent:
-    def __init__(self, script: str, groups: int, shards: int, directory: Path) -> None:
+    """``words`` are the script's arguments, ``ranks`` how many processes a group has."""
+
+    def __init__(
+        self, script: str | Path, groups: int, shards: int, directory: Path, ranks: int = 1, words: Sequence[str] = ()
+    ) -> None:
         self.script = SCRIPTS / script
-        self.groups, self.shards, self.directory = groups, shards, directory
+        self.groups, self.shards, self.directory, self.ranks = groups, shards, directory, ranks
+        self.words = tuple(words)
         self.reports: list[Report] = []
         self.ready: dict[Member, Ready] = {}
-        self._processes: dict[Member, subprocess.Popen[str]] = {}
-        self._sockets: dict[Member, socket.socket] = {}
+        self._processes: dict[tuple[Member, int], BaseProcess] = {}
+        self._sockets: dict[tuple[Member, int], socket.socket] = {}
+        self._present: set[tuple[Member, int]] = set()
         self._news = threading.Condition()
         self._number = 0
 
@@ -39,55 +50,83 @@ class PretendAgent:
     def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.kill()
-            process.wait()
+            process.join()
         for sock in self._sockets.values():
             sock.close()
 
     def start(self, group: int, incarnation: int = 0, **env: str) -> Member:
         member = Member(group, incarnation)
-        path = self.directory / f"s{group}.{incarnation}"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
-        listener.listen(1)
-        environ = self._environ() | {
-            "PLANARIA_SOCKET": str(path),
-            "PLANARIA_GROUP": str(group),
-            "PLANARIA_INCARNATION": str(incarnation),
-            "PLANARIA_DIR": str(self.directory / f"rg{group}i{incarnation}"),
-            **env,
-        }
-        command = [sys.executable, str(self.script)]
-        self._processes[member] = subprocess.Popen(command, env=environ, text=True)
-        threading.Thread(target=self._listen, args=(member, listener), daemon=True).start()
+        world = _world(self.ranks)
+        for rank in range(self.ranks):
+            path = self.directory / f"s{group}.{incarnation}.{rank}"
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(path))
+            listener.listen(1)
+            environ = self._environ() | {
+                "PLANARIA_SOCKET": str(path),
+                "PLANARIA_GROUP": str(group),
+                "PLANARIA_INCARNATION": str(incarnation),
+                "PLANARIA_DIR": str(self.directory / f"rg{group}i{incarnation}" / ("" if rank == 0 else f"rank{rank}")),
+                **env,
+            }
+            self._processes[member, rank] = self._run(environ, rank, world)
+            threading.Thread(target=self._listen, args=(member, rank, listener), daemon=True).start()
         return member
+
+    def kill(self, member: Member, rank: int | None = None) -> None:
+        """One rank, or the whole group."""
+        for number in range(self.ranks) if rank is None else (rank,):
+            self._processes[member, number].kill()
 
     def quiet(self) -> str:
         """The digest of the same script alone."""
+        return str(self.alone()["digest"])
+
+    def alone(self) -> dict[str, Any]:
+        """The result of the same script without an agent: a job of one group."""
         directory = self.directory / "quiet"
-        environ = self._environ() | {"PLANARIA_DIR": str(directory)}
-        subprocess.run([sys.executable, str(self.script)], env=environ, check=True, timeout=PATIENCE)
-        return str(json.loads((directory / "result.json").read_text())["digest"])
+        world = _world(self.ranks)
+        environ = self._environ()
+        started = []
+        for rank in range(self.ranks):
+            own = environ | {"PLANARIA_DIR": str(directory if rank == 0 else directory / f"rank{rank}")}
+            started.append(self._run(own | {"PLANARIA_GROUPS": "1"}, rank, world))
+        for process in started:
+            process.join(PATIENCE)
+        assert [process.exitcode for process in started] == [0] * self.ranks
+        return dict(json.loads((directory / "result.json").read_text()))
+
+    def _run(self, environ: dict[str, str], rank: int, world: dict[str, str]) -> BaseProcess:
+        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        words = [str(self.script), *self.words]
+        process = _forks().Process(target=_become_rank, args=(words, environ | world | numbers), daemon=True)
+        process.start()
+        return process
 
     def _environ(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PLANARIA_")}
         return kept | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(HOME),
             "PLANARIA_JOB": "pretend",
             "PLANARIA_GROUPS": str(self.groups),
             "PLANARIA_SHARDS": str(self.shards),
         }
 
-    def _listen(self, member: Member, listener: socket.socket) -> None:
+    def _listen(self, member: Member, rank: int, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         listener.close()
-        self._sockets[member] = connection
+        self._sockets[member, rank] = connection
         for report in FrameReader(connection, report_from_bytes):
             with self._news:
                 self.reports.append(report)
                 if isinstance(report, Ready):
                     self.ready[report.member] = report
+                self._present.add((member, rank))
                 self._news.notify_all()
+
+    def wait_for(self, *members: Member) -> None:
+        """Until all ranks of these groups are there."""
+        whole = {(member, rank) for member in members for rank in range(self.ranks)}
+        self.until(lambda: whole <= self._present and set(members) <= set(self.ready))
 
     def publish(
         self,
@@ -97,14 +136,21 @@ class PretendAgent:
         founding: bool = False,
         to: Sequence[Member] | None = None,
         epoch: int = 1,
+        skew: Callable[[], None] | None = None,
     ) -> Quorum:
-        """A new quorum of ``members``; ``to``: who hears of it, if not all of them."""
+        """A new quorum of ``members``; ``to``: who hears of it, if not all of them. ``skew`` is called between the
+        ranks: they hear in an order, and after times, that are its own."""
         self._number += 1
         addresses = tuple(self.ready[m].address for m in members)
         id = QuorumId(epoch, self._number)
         quorum = Quorum(id, tuple(members), addresses, urgent, str(id), "", founding)
-        for member in members if to is None else to:
-            send_frame(self._sockets[member], Publish(member, quorum))
+        listeners = [(member, rank) for rank in range(self.ranks) for member in (members if to is None else to)]
+        if skew is not None:
+            random.shuffle(listeners)
+        for member, rank in listeners:
+            send_frame(self._sockets[member, rank], Publish(member, quorum))
+            if skew is not None:
+                skew()
         return quorum
 
     def told(self, kind: type[R], **fields: Any) -> list[R]:
@@ -113,4 +159,29 @@ class PretendAgent:
 
     def until(self, met: Callable[[], bool]) -> None:
         with self._news:
-            assert self._news.wait_for(met, PATIENCE), [str(r) for r in self.reports]
+            assert self._news.wait_for(met, PATIENCE), "\n".join(map(str, self.reports))
+
+
+def _world(ranks: int) -> dict[str, str]:
+    """The environment of the ranks of a group, as torchrun has it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+@cache
+def _forks() -> ForkServerContext:
+    """Ranks are forked from a process that has imported what takes seconds."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH", "")]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.torch.preload"])
+    return context
+
+
+def _become_rank(words: list[str], environ: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")

@@ -12,22 +12,35 @@ import pytest
 import torch
 from torch import nn
 
-from planaria.torch.fingerprint import explain, fingerprint
+from planaria.core.fingerprint import SOFT, differing
+from planaria.core.messages import Member, Ready
+from planaria.errors import UsageError
+from planaria.torch import exactness
+from planaria.torch.fingerprint import fingerprint
 from planaria.torch.settings import Settings, read_settings
 from planaria.torch.state import ProtectedState
 
 SETTINGS = read_settings(4, 7, None, None, {})
 
 
-def now(model: nn.Module | None = None, settings: Settings = SETTINGS, **more: str) -> tuple[tuple[str, str], ...]:
-    return fingerprint(ProtectedState(model=model or nn.Linear(2, 3)), settings, **more)
+Print = tuple[tuple[str, str], ...]
+
+
+def now(model: nn.Module | None = None, settings: Settings = SETTINGS, exact: str = "bits", **more: str) -> Print:
+    return fingerprint(ProtectedState(model=model or nn.Linear(2, 3)), settings, exact, **more)
+
+
+def told(there: Print, here: Print, soft: bool = False) -> str:
+    """What the lighthouse says of the difference."""
+    first, second = (Ready(Member(0, 0), "", each, "", int(dict(each)["shards"]), 1) for each in (there, here))
+    return differing(first, second, soft)
 
 
 def test_sorted_strings_and_the_same_every_time() -> None:
     first = now()
     assert first == now() and list(first) == sorted(first)
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in first)
-    assert explain(first, now()) == []
+    assert told(first, now()) == ""
 
 
 def test_values_of_parameters_do_not_matter_but_their_kind_does() -> None:
@@ -39,20 +52,19 @@ def test_values_of_parameters_do_not_matter_but_their_kind_does() -> None:
         nn.Linear(2, 3, bias=False),
         nn.Sequential(nn.Linear(2, 3)),
     ):
-        (sentence,) = explain(first, now(other))
-        assert sentence.startswith("the model (names, dtypes and shapes of its tensors) is ")
+        assert told(first, now(other)).startswith("model (")
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"shards": 5}, "the number of shards is 4 here but 5 there; give all groups the same"),
-        ({"seed": 8}, "the seed is 7 here but 8 there; give all groups the same"),
-        ({"reduction": "fast"}, "the reduction is tree here but fast there; give all groups the same"),
+        ({"shards": 5}, "shards (4 there, 5 here)"),
+        ({"seed": 8}, "seed (7 there, 8 here)"),
+        ({"reduction": "fast"}, "reduction (tree there, fast here)"),
     ],
 )
 def test_settings(change: dict[str, Any], sentence: str) -> None:
-    assert explain(now(), now(settings=dataclasses.replace(SETTINGS, **change))) == [sentence]
+    assert told(now(), now(settings=dataclasses.replace(SETTINGS, **change))).endswith(sentence)
 
 
 def test_members_of_a_job_have_one_fingerprint() -> None:
@@ -73,22 +85,36 @@ def test_flags_of_torch() -> None:
         torch.set_num_threads(threads)
         torch.set_default_dtype(torch.float32)
         torch.set_float32_matmul_precision("highest")
-    assert explain(before, after) == [
-        "torch.get_default_dtype() is float32 here but float64 there; set it alike in the script",
-        "torch.use_deterministic_algorithms is off here but warn only there; set it alike in the script",
-        "torch.get_float32_matmul_precision() is highest here but medium there; set it alike in the script",
-        f"torch's thread count is {threads} here but {threads + 1} there; set OMP_NUM_THREADS alike for all groups",
-    ]
+    keys = "default_dtype (float32 there, float64 here), deterministic (off there, warn only here), "
+    keys += f"float32_matmul (highest there, medium here), threads ({threads} there, {threads + 1} here)"
+    assert told(before, after) == keys
 
 
-def test_what_only_the_caller_knows() -> None:
-    assert explain(now(batch="8"), now()) == ["batch is 8 here but not told there; make them alike"]
+def test_what_only_changes_bits_is_soft_if_only_samples_are_promised() -> None:
+    def strays(exact: str) -> tuple[str, str]:
+        before = now(exact=exact)
+        after = tuple((key, "other" if key.endswith(("torch", "threads", "model")) else value) for key, value in before)
+        return told(before, after), told(before, after, soft=True)
+
+    hard, soft = strays("bits")
+    assert ("model" in hard, "threads" in hard, "torch" in hard, soft) == (True, True, True, "")
+    hard, soft = strays("samples")
+    assert ("model" in hard, "threads" in hard, "threads" in soft, "torch" in soft) == (True, False, True, True)
+    assert SOFT not in soft
 
 
-def test_empty_values_read_as_not_set() -> None:
-    assert explain((("mkl_cbwr", ""),), (("mkl_cbwr", "AVX2"),)) == [
-        "MKL_CBWR is not set here but AVX2 there; set it alike for all groups"
-    ]
+def test_promises() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    fast = read_settings(4, 7, None, "fast", {})
+    shrink = read_settings(4, 7, "shrink", None, {})
+    assert exactness.choose(None, SETTINGS, cpu) == "bits"
+    assert [exactness.choose(None, each, cpu) for each in (fast, shrink)] == ["samples"] * 2
+    assert exactness.choose(None, SETTINGS, gpu) == "samples"
+    assert exactness.choose("bits", SETTINGS, gpu) == "bits"
+    with pytest.raises(UsageError, match="needs the reduction 'tree'"):
+        exactness.choose("bits", fast, cpu)
+    with pytest.raises(UsageError, match="unknown exact='most'; known: bits, samples"):
+        exactness.choose("most", SETTINGS, cpu)
 
 
 SCRIPT = """
@@ -96,7 +122,7 @@ from torch import nn
 from planaria.torch.fingerprint import fingerprint
 from planaria.torch.settings import read_settings
 from planaria.torch.state import ProtectedState
-for item in fingerprint(ProtectedState(m=nn.Linear(1, 1)), read_settings(1, 0, None, None, {})):
+for item in fingerprint(ProtectedState(m=nn.Linear(1, 1)), read_settings(1, 0, None, None, {}), "bits"):
     print(*item, sep="=")
 """
 

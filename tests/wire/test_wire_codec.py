@@ -158,6 +158,7 @@ SENSELESS_REPORTS: list[tuple[str, pb.Report]] = [
     ("group number is 65536", pb.Report(died=pb.Died(member=pb.Member(group=65536)))),
     ("incarnation is -2", pb.Report(died=pb.Died(member=pb.Member(incarnation=-2)))),
     ("step is -1", pb.Report(adopted=pb.Adopted(step=-1))),
+    ("a rank is -1", pb.Report(present=pb.Present(rank=-1))),
     ("step is", pb.Report(finished=pb.Finished(step=1 << 60))),
     ("phase 0", pb.Report(heartbeat=pb.Heartbeat(pulses=[pb.Pulse()]))),
     ("phase 99", pb.Report(heartbeat=pb.Heartbeat(pulses=[pb.Pulse(phase=99)]))),  # type: ignore[arg-type]

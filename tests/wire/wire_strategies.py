@@ -22,6 +22,7 @@ from planaria.core.messages import (
     Order,
     Phase,
     Policy,
+    Present,
     Publish,
     Pulse,
     Quorum,
@@ -44,6 +45,7 @@ many = settings(patient, max_examples=200)
 
 groups = st.integers(0, checks.MAX_GROUP)
 sizes = st.integers(1, checks.MAX_GROUP)
+ranks = st.integers(0, checks.MAX_RANK)
 counts = st.integers(0, checks.MAX_COUNT)
 numbers = st.integers(0, checks.MAX_NUMBER)
 texts = st.text(st.characters(codec="utf-8"), max_size=60)
@@ -78,6 +80,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Hello, names, texts, specs),
     st.builds(Synced),
     st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
+    st.builds(Present, members, ranks),
     st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids),
     st.builds(Adopted, members, quorum_ids, counts),
     st.builds(Trouble, members, quorum_ids, counts, texts),
@@ -90,7 +93,7 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Publish, members, quorums()),
     st.builds(Refuse, members, texts),
     st.builds(Drain, members),
-    st.builds(Kill, groups, st.integers(1, 64)),
+    st.builds(Kill, groups, st.integers(1, 64), st.none() | ranks),
     st.builds(Desired, groups),
     st.builds(Stop, texts),
 )

@@ -1,7 +1,7 @@
 """A rank without torch: speaks frames with its agent like a real one, and "trains" by counting.
 
-Every living member commits on its own; nothing is exchanged. Arguments: steps, seconds between two steps, and
-words that change its behaviour.
+Every living rank commits on its own; nothing is exchanged. What it hears is kept in ``heard``, one order a line.
+Arguments: steps, seconds between two steps, and words that change its behaviour; ``WORD@RANK`` is for one rank only.
 """
 
 from __future__ import annotations
@@ -14,18 +14,34 @@ import threading
 import time
 from pathlib import Path
 
-from planaria.core.messages import Adopted, Drain, Finished, Member, Phase, Publish, Quorum, Ready, Refuse, Stop
+from planaria.core.messages import (
+    Adopted,
+    Drain,
+    Finished,
+    Member,
+    Phase,
+    Present,
+    Publish,
+    Quorum,
+    Ready,
+    Refuse,
+    Report,
+    Stop,
+)
 from planaria.errors import UsageError
 from planaria.wire.frames import FrameReader, send_frame
 from planaria.wire.page import ProgressPage
 
-STEPS, PAUSE, WORDS = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+RANK = int(os.environ["RANK"])
+STEPS, PAUSE = int(sys.argv[1]), float(sys.argv[2])
+WORDS = [word.partition("@")[0] for word in sys.argv[3:] if word.partition("@")[2] in ("", str(RANK))]
 ME = Member(int(os.environ["PLANARIA_GROUP"]), int(os.environ["PLANARIA_INCARNATION"]))
 
 
 class Rank:
     def __init__(self) -> None:
-        self.page = ProgressPage.create(Path(os.environ["PLANARIA_DIR"]) / "progress")
+        self.home = Path(os.environ["PLANARIA_DIR"])
+        self.page = ProgressPage.create(self.home / "progress")
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(os.environ["PLANARIA_SOCKET"])
         self.quorum: Quorum | None = None
@@ -37,12 +53,14 @@ class Rank:
 
     def listen(self) -> None:
         for order in FrameReader(self.socket):
+            with (self.home / "heard").open("a") as heard:
+                heard.write(f"{order}\n")
             with self.news:
                 match order:
                     case Publish() if ME in order.quorum.members:
                         self.quorum = order.quorum
                         self.page.quorum = order.quorum.id
-                        send_frame(self.socket, Adopted(ME, order.quorum.id, self.step))
+                        self.say(Adopted(ME, order.quorum.id, self.step))
                     case Publish() if self.quorum is not None:
                         self.leaving = 0
                     case Stop():
@@ -54,9 +72,18 @@ class Rank:
                 self.news.notify_all()
         os._exit(1)  # the agent is gone
 
+    def say(self, report: Report) -> None:
+        """Rank 0 speaks for its group."""
+        if RANK == 0:
+            send_frame(self.socket, report)
+
     def run(self) -> None:
         kind = "odd" if "odd" in WORDS and ME.group == 1 else "usual"
-        send_frame(self.socket, Ready(ME, f"127.0.0.1:{1000 + ME.group}", (("kind", kind),), "start", 8, STEPS))
+        if RANK:
+            while "late" in WORDS and '"kind": "quorum"' not in (self.home.parents[2] / "events.jsonl").read_text():
+                time.sleep(0.01)
+            send_frame(self.socket, Present(ME, RANK))
+        self.say(Ready(ME, f"127.0.0.1:{1000 + ME.group}", (("kind", kind),), "start", 8, STEPS))
         self.page.set_phase(Phase.PARKED)
         with self.news:
             self.news.wait_for(lambda: self.quorum is not None or self.leaving is not None or self.refused)
@@ -65,7 +92,7 @@ class Rank:
                 if self.refused:
                     raise UsageError(f"refused: {self.refused}")
                 if self.leaving is not None:
-                    sys.exit(self.leaving)
+                    self.leave()
                 self.page.set_phase(Phase.COMPUTING)
                 self.news.wait(PAUSE)
                 self.step += 1
@@ -74,11 +101,19 @@ class Rank:
                 self.page.control_beat()
                 self.page.set_phase(Phase.APPLYING)
             self.misbehave()
-        send_frame(self.socket, Finished(ME, self.step, "digest"))
+        self.say(Finished(ME, self.step, "digest"))
         self.page.set_phase(Phase.FINISHED)
         print(f"finished {self.step} steps, {math.ceil(PAUSE)}")
 
+    def leave(self) -> None:
+        if "slow" in WORDS:
+            time.sleep(0.5)
+        print(f"leaves after {self.step}")
+        sys.exit(self.leaving)
+
     def misbehave(self) -> None:
+        if "linger" in WORDS and self.step == STEPS:
+            time.sleep(0.5)
         if "crash" in WORDS and self.step == 2:
             raise ValueError("boom at step 2")
         if "crash-once" in WORDS and self.step == 2 and ME.incarnation == 0 and ME.group == 1:

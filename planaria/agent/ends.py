@@ -1,0 +1,121 @@
+"""What is done when a rank's process ends: others wait for word of it, and its group may have to follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from planaria.agent.lives import Life, ended_state, failure_of
+from planaria.core import plan as planning
+from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
+from planaria.core.messages import Died, Member
+from planaria.core.plan import GroupState
+from planaria.engines.base import Ended
+
+if TYPE_CHECKING:
+    from planaria.agent.agent import Agent
+
+# A dead process has said everything, so its words are there to be read at once; only a child that it left with its
+# socket could keep the stream open, and its end must not wait for that.
+_LAST_WORDS_SECONDS = 1.0
+_LOST = (GroupState.DEAD, GroupState.REFUSED)
+
+
+class Ends:
+    """Carries out for ``agent`` what the end of a process means.
+
+    A group is lost with the first of its ranks that ends badly: that is told at once, and the other ranks, which would
+    only wait for it, are killed. It is over, and may be replaced, when no process of it is left.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._hearing: dict[Member, asyncio.Task[None]] = {}
+
+    def take(self, change: Ended) -> None:
+        """Must be called on the event loop's thread, as soon as the end is known."""
+        speaking = None
+        if change.rank == 0 and change.returncode == EXIT_OK:
+            speaking = self._agent.hub.stream_of(change.member)
+        if speaking is not None:
+            # It left in order, and its last words may still be in the socket: they are told before its end.
+            hearing = asyncio.get_running_loop().create_task(self._hear_out(speaking, change))
+            self._hearing[change.member] = hearing
+            hearing.add_done_callback(lambda _: self._hearing.pop(change.member))
+        elif (pending := self._hearing.get(change.member)) is not None:
+            pending.add_done_callback(lambda _: self._tell(change))
+        else:
+            self._tell(change)
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """What still runs, for the caller to cancel and to await."""
+        return list(self._hearing.values())
+
+    async def _hear_out(self, speaking: asyncio.Task[None], change: Ended) -> None:
+        await asyncio.wait({speaking}, timeout=_LAST_WORDS_SECONDS)
+        self._tell(change)
+
+    def _tell(self, change: Ended) -> None:
+        life = self._agent.lives.of(change.member)
+        bad = change.returncode not in (EXIT_OK, EXIT_INTERRUPTED)
+        # While rank 0 speaks for its group, another that left in order is no news: it is only a moment ahead.
+        if (bad or change.rank == 0) and (life is None or not life.fell):
+            # Others wait for this word, and for nothing else that happens here.
+            words = change.cause if life is None else life.named(life.ranks[change.rank], change.cause)
+            report = Died(change.member, words)
+            self._agent.link.tell(report)
+            self._agent.told.record(report)
+            if life is not None:
+                life.fell_ns, life.fell_under = time.monotonic_ns(), life.quorum
+        asyncio.get_running_loop().call_soon(self._ended, change, bad)
+
+    def _ended(self, change: Ended, bad: bool) -> None:
+        life = self._agent.lives.of(change.member)
+        if life is None or not life.alive:
+            return
+        rank = life.ranks[change.rank]
+        rank.over, rank.returncode, rank.cause = True, change.returncode, change.cause
+        if bad and not rank.killed:
+            life.first_bad = life.first_bad or rank
+            if not life.asked_to_end:  # then each of them was told for itself
+                self._kill_rest(life)
+        if all(rank.over for rank in life.ranks):
+            self._conclude(life)
+
+    def _kill_rest(self, life: Life) -> None:
+        for rank in life.ranks:
+            if rank.spare_or_kill():
+                self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL, rank.rank)
+
+    def _conclude(self, life: Life) -> None:
+        """No process of it is left."""
+        agent, now = self._agent, time.monotonic()
+        life.last_look()
+        culprit = life.culprit()
+        life.state = ended_state(life, culprit.code)
+        life.ended, life.exit_code = now, culprit.code
+        if life.settled and life.state in _LOST:
+            agent.recoveries.died(life.member, life.fell_under, life.fell_ns)
+        failure = failure_of(life, culprit)
+        life.message = failure.message if failure.reported or culprit.code is None else ""
+        if life.state is GroupState.DEAD:
+            spec = agent.assignment.plan
+            life.quick_failures = planning.quick_failures(spec, life.quick_failures, now - life.created, life.settled)
+        if life.state in _LOST and not agent.ending:
+            if life.ready and culprit.code == EXIT_INTERRUPTED:
+                agent.events.add("stop", f"{life.member} was asked to stop by another group's agent", life.member.group)
+                agent.stop_in_order(signal.SIGINT)
+            elif not (life.being_killed and agent.lives.complete):  # it came too late for the job: nothing was lost
+                agent.failures.append(failure)
+        text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
+        if culprit.code == EXIT_OK:
+            text = f"{life.member} {failure.how()}"
+        elif agent.stopping and culprit.code == EXIT_INTERRUPTED:
+            text = f"{life.member} stopped after {life.step} steps"
+        facts = {"state": life.state.value, "exit_code": culprit.code, "rank": culprit.rank, "step": life.step}
+        agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
+        agent.hub.forget(life.member)
+        agent.orders.a_group_ended()
+        agent.wake()

@@ -1,0 +1,100 @@
+"""What the agent knows of one rank: its process, its progress page, how it ended."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.agent.proc import is_exiting, state_of
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from planaria.core.liveness import ProgressSample, ProgressWatch
+from planaria.errors import ProtocolError
+from planaria.wire.page import PageView, ProgressPage
+
+
+@dataclass(slots=True)
+class RankLife:
+    """One rank of one incarnation, from its creation on."""
+
+    rank: int
+    directory: Path
+    watch: ProgressWatch
+    pid: int = 0
+    page: ProgressPage | None = None
+    view: PageView | None = None
+    over: bool = False  # no process of it is left
+    returncode: int | None = None  # None: it could not be started
+    cause: str = ""
+    killed: bool = False  # by the agent, because another rank of its group was lost
+    was_exiting: bool = False  # already when the agent saw the first of its group end
+
+    def look(self, now: float) -> str | None:
+        """Poll the page and the process table; a sentence if the rank is suspicious."""
+        self.read()
+        if self.view is None or self.over:
+            # Without a page nothing is known of its progress, and it may load data for as long as it likes.
+            return None
+        view = self.view
+        stopped = state_of(self.pid) in ("T", "t")
+        self.watch.observe(now, ProgressSample(view.phase, view.beat, view.control_beat, stopped))
+        return self.watch.verdict(now)
+
+    def read(self) -> None:
+        with suppress(FileNotFoundError, ProtocolError):
+            if self.page is None:
+                page = ProgressPage.open(self.directory / "progress")
+                if self.pid and page.pid != self.pid:
+                    page.close()  # of an earlier run in this directory
+                    return
+                self.page = page
+            self.view = self.page.read()
+
+    def last_look(self) -> None:
+        """Read the page to its end and let go of it: the process is dead."""
+        self.read()
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+
+    def spare_or_kill(self) -> bool:
+        """Whether it must be killed because its group is lost. One that is ending by itself is only noted."""
+        if self.over or self.killed:
+            return False
+        self.was_exiting = self.was_exiting or is_exiting(self.pid)
+        self.killed = not self.was_exiting
+        return True
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "stderr.log"
+
+    def error(self) -> dict[str, object]:
+        """What it said itself of its failure; empty if nothing."""
+        try:
+            content = json.loads((self.directory / "error.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def code(self) -> int | None:
+        """How it ended, or was about to end when it was killed for another's sake."""
+        bad_input = self.killed and self.error().get("exit_code") == EXIT_BAD_INPUT
+        return EXIT_BAD_INPUT if bad_input else self.returncode
+
+
+def culprit(ranks: list[RankLife], first: RankLife | None) -> RankLife:
+    """Whose end is the group's. ``first``: the first that ended badly, None if none did.
+
+    Bad input is nobody's failure but the input's, so it counts wherever it is found. Otherwise the first bad end
+    counts; but a process with much to free (a GPU's memory) is seen dead only after its peers have raised an error
+    because of its closed sockets. So one that died of a signal and was ending already comes before an error.
+    """
+    if refused := [rank for rank in ranks if rank.code == EXIT_BAD_INPUT]:
+        return refused[0]
+    if first is not None:
+        died = [rank for rank in ranks if rank.was_exiting and rank.returncode is not None and rank.returncode < 0]
+        return died[0] if died and (first.returncode or 0) > 0 else first
+    return next((rank for rank in ranks if rank.returncode == EXIT_INTERRUPTED), ranks[0])

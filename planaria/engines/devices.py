@@ -1,0 +1,75 @@
+"""The GPUs of this node, found without a framework, and each group's share of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """``ids`` as the variables have them: numbers, or names (GPU-…). ``variables`` tell a process which are its own."""
+
+    ids: tuple[str, ...] = ()
+    variables: tuple[str, ...] = (_CUDA,)
+
+    def env(self, ids: tuple[str, ...]) -> dict[str, str]:
+        return {variable: ",".join(ids) for variable in self.variables}
+
+
+def find(environ: Mapping[str, str], dev: Path = Path("/dev")) -> Gpus:
+    """Those that the environment names, else all that have a device file."""
+    # torch for ROCm reads both variables, and this one first.
+    amd = _HIP in environ or (dev / "kfd").exists()
+    variables = (_HIP, _CUDA) if amd else (_CUDA,)
+    for variable in variables:
+        if variable in environ:
+            return Gpus(_named(environ[variable]), variables)
+    # In a container the numbers of device files may have gaps; those of the drivers' interfaces never have.
+    pattern, where = (r"renderD[0-9]+", dev / "dri") if amd else (r"nvidia[0-9]+", dev)
+    count = sum(1 for path in where.glob("*") if re.fullmatch(pattern, path.name))
+    return Gpus(tuple(str(number) for number in range(count)), variables)
+
+
+def _named(value: str) -> tuple[str, ...]:
+    """An id that cannot be (-1 and the like) ends the list, as the driver has it."""
+    ids: list[str] = []
+    for word in (part.strip() for part in value.split(",")):
+        if not word or word.startswith("-") or word == "NoDevFiles":
+            break
+        ids.append(word)
+    return tuple(ids)
+
+
+class Shares:
+    """Equal shares of ``each`` GPUs, in the order of their ids. A group keeps its share from life to life."""
+
+    def __init__(self, gpus: Gpus, each: int) -> None:
+        self._gpus = gpus
+        self._shares = [gpus.ids[at : at + each] for at in range(0, len(gpus.ids) - each + 1, each)]
+        self._of: dict[int, int] = {}
+
+    def env(self, group: int, living: Collection[int]) -> dict[str, str] | None:
+        """The variables for ``group``; None if those of ``living`` groups have all there is. On a node without GPUs
+        nothing is said."""
+        if not self._gpus.ids:
+            return {}
+        share = self._of.get(group)
+        if share is None:
+            share = self._free(living)
+            if share is None:
+                return None
+            # Whoever had it is gone, and gets another one should it come back.
+            self._of = {other: theirs for other, theirs in self._of.items() if theirs != share}
+            self._of[group] = share
+        return self._gpus.env(self._shares[share])
+
+    def _free(self, living: Collection[int]) -> int | None:
+        """The first that nobody ever had, else one of a group that is not alive."""
+        untouched = [share for share in range(len(self._shares)) if share not in self._of.values()]
+        left = [share for group, share in sorted(self._of.items()) if group not in living]
+        return next(iter([*untouched, *left]), None)

@@ -1,0 +1,52 @@
+"""GPUs are found without a framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planaria.engines.devices import Gpus, Shares, find
+
+
+def machine(dev: Path, *names: str) -> Path:
+    for name in names:
+        (dev / name).parent.mkdir(parents=True, exist_ok=True)
+        (dev / name).touch()
+    return dev
+
+
+def test_nvidia(tmp_path: Path) -> None:
+    dev = machine(
+        tmp_path, "nvidia0", "nvidia3", "nvidia11", "nvidiactl", "nvidia-uvm", "nvidia-caps/x", "dri/renderD128"
+    )
+    assert find({}, dev) == Gpus(("0", "1", "2"), ("CUDA_VISIBLE_DEVICES",)), "as the driver numbers them"
+
+
+def test_amd(tmp_path: Path) -> None:
+    dev = machine(tmp_path, "kfd", "dri/renderD128", "dri/renderD129", "dri/card0")
+    found = find({}, dev)
+    assert found == Gpus(("0", "1"), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
+    assert found.env(("1",)) == {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    assert find({"CUDA_VISIBLE_DEVICES": "1"}, dev).ids == ("1",)
+    assert find({"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0,1"}, dev).ids == ("0", "1")
+
+
+def test_none(tmp_path: Path) -> None:
+    assert find({}, tmp_path).ids == () == find({}, machine(tmp_path, "dri/renderD128")).ids
+    assert Shares(Gpus(), 2).env(0, ()) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "ids"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("3, 1", ("3", "1")),
+        ("GPU-8932f937,MIG-1/2/3", ("GPU-8932f937", "MIG-1/2/3")),
+        ("2,-1,0", ("2",)),
+    ],
+)
+def test_the_environment_comes_first(tmp_path: Path, value: str, ids: tuple[str, ...]) -> None:
+    assert find({"CUDA_VISIBLE_DEVICES": value}, machine(tmp_path, "nvidia0")).ids == ids

@@ -1,0 +1,108 @@
+"""A small model trained by groups of several ranks, laid out as told: fsdp, tp, pp, fsdp-tp, or plain."""
+
+import argparse
+import os
+import time
+
+import torch
+from torch import nn
+from torch.distributed._composable import checkpoint
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import planaria.torch as pt
+
+parser = argparse.ArgumentParser()
+parser.add_argument("layout", choices=["plain", "fsdp", "tp", "pp", "fsdp-tp"])
+parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
+parser.add_argument("--device", default="cpu")
+parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
+parser.add_argument("--compile", action="store_true")
+parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
+args = parser.parse_args()
+
+MESHES = {"plain": None, "fsdp": {"fsdp": -1}, "tp": {"tp": -1}, "pp": {"pp": -1}, "fsdp-tp": {"fsdp": 2, "tp": -1}}
+odd = args.odd if os.environ.get("PLANARIA_GROUP") == "1" else ""
+if odd == "layout":
+    args.layout = "tp"
+shape = {"fsdp": 3} if odd == "mesh" else MESHES[args.layout]
+job = pt.init(shards=4, seed=3, mesh=shape, device=args.device)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def stage_of(layers: nn.Sequential) -> nn.Sequential:
+    """The layers of this rank's stage of the pipeline."""
+    each = len(layers) // job.world_size
+    return layers[job.rank * each : (job.rank + 1) * each]
+
+
+# Made whole on every rank, from the job's seed, and then cut: the start does not depend on the layout.
+model = nn.Sequential(nn.Linear(16, 32), Block(32), Block(32), nn.Linear(32, 4)).to(job.device)
+if args.rich:
+    model[2].norm = model[1].norm  # tied
+    model[0].bias.requires_grad_(False)
+    for block in (model[1], model[2]):
+        checkpoint(block)
+schedule = None
+if "tp" in args.layout:
+    for block in (model[1], model[2]):
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, job.mesh["tp"], plan)
+if "fsdp" in args.layout:
+    # What is tied must be sharded together.
+    layers = (model,) if args.rich else (*model, model)
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if args.rich else MixedPrecisionPolicy()
+    for layer in layers:
+        fully_shard(layer, mesh=job.mesh["fsdp"], mp_policy=half)
+        assert isinstance(layer, FSDPModule)
+        if args.device == "cpu":
+            layer.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it sums
+if args.layout == "pp":
+    model = stage_of(model)
+    stage = PipelineStage(model, job.rank, job.world_size, job.device, group=job.mesh.get_group())
+    schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=nn.functional.cross_entropy)
+trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+optimizer = torch.optim.AdamW(trained, lr=1e-2, fused=args.rich)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+# Without code generation, which takes a minute: what is traced and recompiled is the same.
+run = torch.compile(model, backend="aot_eager") if args.compile else model
+generator = torch.Generator().manual_seed(0)
+points = torch.randn(500, 16, generator=generator)
+labels = torch.randint(0, 4, (500,), generator=generator)
+samples = torch.utils.data.TensorDataset(points, labels)
+data = pt.ShardedDataset(samples, batch_size=4)
+job.protect(overlap=schedule is None, model=model, optimizer=optimizer, scheduler=scheduler)
+for step in job.steps(args.steps):
+    if odd == "memory" and job.rank == 1 and step.index == 3:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate more than there is")
+    for x, y in step.batches(data):
+        x, y = x.to(job.device), y.to(job.device)
+        if schedule is None:
+            loss = nn.functional.cross_entropy(run(x).float(), y)
+            loss.backward()
+            step.record(loss=loss)
+        elif job.rank == 0:
+            schedule.step(x)
+        elif job.rank == job.world_size - 1:
+            losses: list[torch.Tensor] = []
+            schedule.step(target=y, losses=losses)
+            step.record(loss=torch.stack(losses).mean())
+        else:
+            schedule.step()
+        if args.pause:
+            time.sleep(args.pause)
+    job.clip_grad_norm_(1.0)
+    optimizer.step()
+    scheduler.step()

@@ -1,0 +1,81 @@
+"""The promise for groups of several ranks: a rank dies, its group with it, and the bits are those of the quiet run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Run
+
+pytestmark = pytest.mark.e2e
+SCRIPT = Path(__file__).parent / "scripts" / "parallel.py"
+LAYOUTS = {"fsdp": 2, "tp": 2, "pp": 2, "fsdp-tp": 4}
+
+
+def start(directory: Path, layout: str, *words: str, groups: int = 2) -> Run:
+    options = ("--nproc-per-group", str(LAYOUTS[layout]), "--device", "cpu")
+    return Run(directory, layout, *words, groups=groups, options=options, script=SCRIPT)
+
+
+@pytest.fixture(scope="session")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The digest of a layout's quiet run: one group. Each is computed once."""
+
+    @cache
+    def digest(layout: str) -> str:
+        with start(tmp_path_factory.mktemp(layout) / "run", layout, groups=1) as run:
+            assert run.end() == 0, run.log()
+            (found,) = run.digests()
+            return found
+
+    return digest
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_are_killed(tmp_path: Path, unhurt: Callable[[str], str], layout: str) -> None:
+    with start(tmp_path / "run", layout, "--pause", "0.02") as run:
+        run.step(5)
+        run.signal(1, rank=LAYOUTS[layout] - 1)
+        run.incarnation(1, 1)
+        run.settled(2)
+        run.signal(0, rank=0)  # the host of both rendezvous: its group's own and that of the groups
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(layout)}, run.log()
+
+
+def test_a_rank_hangs(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--pause", "0.02") as run:
+        run.step(5)
+        life = run.signal(1, signal.SIGSTOP, rank=1)
+        run.until(lambda: "suspect" in run.log(), "the suspicion")
+        run.step(life.commits[-1].step + 3)  # the others go on without it
+        run.signal(1, signal.SIGCONT, rank=1)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
+def test_one_rank_runs_out_of_memory(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--odd", "memory") as run:
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+    (failure,) = json.loads((tmp_path / "run" / "summary.json").read_text())["failures"]
+    assert (failure["group"], failure["rank"]) == (1, 1)
+    assert "out of memory" in failure["message"]
+
+
+def test_a_mesh_that_does_not_fit(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "fsdp", "--odd", "mesh") as run:
+        assert run.end() == 2
+    reason = json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
+    assert "the mesh (fsdp=3) does not fit the 2 ranks of a group" in reason and "Traceback" not in reason
+
+
+def test_groups_of_different_layouts(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "fsdp", "--odd", "layout") as run:
+        assert run.end() != 0
+    assert "layout (fsdp=2 there, tp=2 here)" in run.log()
