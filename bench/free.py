@@ -1,14 +1,17 @@
-"""What recovery.py and goodput.py share: the line-up in free mode, and waiting for full strength."""
+"""What recovery.py and goodput.py share: the line-up in free mode, one run after the other, and waiting."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
-from bench.contestants import TORCHFT_LIGHTHOUSE, Contestant, Planaria, Torchft
+from bench import report
+from bench.contestants import TORCHFT_LIGHTHOUSE, BenchError, Contestant, Planaria, Torchft, end_in_order
 from bench.peers import Peer, ensure
 from bench.workload import BATCH, SIZES, Config
 
@@ -73,3 +76,24 @@ def running(contestant: Contestant) -> Iterator[Contestant]:
 def let_run(contestant: Contestant, seconds: float) -> None:
     end = time.monotonic() + seconds
     contestant.wait(lambda: time.monotonic() >= end, seconds + 60, "time to pass")
+
+
+def compare(
+    args: argparse.Namespace, what: str, measure: Callable[[Contestant, argparse.Namespace], list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Measure one contestant after the other. The records come under ``what`` in the result; a contestant that fails
+    is noted under "failed" and the others go on. --json is written after each, whatever came of it."""
+    end_in_order()
+    peer = peer_of(args)
+    environment = report.environment(peer.versions if peer else None)
+    print(report.header(environment), flush=True)
+    result: dict[str, Any] = {"environment": environment, "arguments": vars(args), what: [], "failed": {}}
+    for contestant in line_up(args, peer):
+        try:
+            result[what] += measure(contestant, args)
+        except BenchError as error:
+            print(error, file=sys.stderr, flush=True)
+            result["failed"][contestant.name] = str(error)
+        if args.json:
+            report.write_json(args.json, result)
+    return result

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import free, report, timeline
-from bench.contestants import BenchError, Contestant, end_in_order
+from bench.contestants import BenchError, Contestant
 from bench.peers import PeerError
 
 
@@ -54,7 +54,7 @@ def kill_phase(c: Contestant, args: argparse.Namespace) -> tuple[float, float, i
     return start, time.monotonic(), kills
 
 
-def measure(c: Contestant, args: argparse.Namespace) -> dict[str, Any]:
+def measure(c: Contestant, args: argparse.Namespace) -> list[dict[str, Any]]:
     full = free.full_step(args)
     with free.running(c):
         watch = report.LoadWatch()
@@ -66,7 +66,7 @@ def measure(c: Contestant, args: argparse.Namespace) -> dict[str, Any]:
         rate = timeline.samples_per_second(lives, start, end)
         discarded = sum(1 for life in lives for t in life.discarded if start < t <= end)
         steps = timeline.once(lives, start, end)
-        return {
+        found = {
             "name": c.name,
             "kills": kills,
             "seconds": end - start,
@@ -79,6 +79,7 @@ def measure(c: Contestant, args: argparse.Namespace) -> dict[str, Any]:
             "lives": {g: len(of) for g, of in c.logs.lives.items()},
             "others": watch.others(),
         }
+        return [found]
 
 
 HEADER = (
@@ -111,19 +112,7 @@ def row(r: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     args = parse()
-    end_in_order()
-    peer = free.peer_of(args)
-    environment = report.environment(peer.versions if peer else None)
-    print(report.header(environment), flush=True)
-    result: dict[str, Any] = {"environment": environment, "arguments": vars(args), "runs": [], "failed": {}}
-    for contestant in free.line_up(args, peer):
-        try:
-            result["runs"].append(measure(contestant, args))
-        except BenchError as error:
-            print(error, file=sys.stderr, flush=True)
-            result["failed"][contestant.name] = str(error)
-        if args.json:
-            report.write_json(args.json, result)
+    result = free.compare(args, "runs", measure)
     print("\n" + report.table(HEADER, [row(r) for r in result["runs"]]))
     print(f"\n{args.groups} groups, {args.size} parameters, a SIGKILL every {args.every:.0f} s.")
     return 1 if result["failed"] else 0

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import free, report, timeline
-from bench.contestants import BenchError, Contestant, end_in_order
+from bench.contestants import BenchError, Contestant
 from bench.peers import PeerError
 
 
@@ -121,27 +121,17 @@ def row(name: str, records: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    """One for each contestant, those that failed at the end."""
+    names = dict.fromkeys(r["name"] for r in result["kills"])
+    found = [row(name, [r for r in result["kills"] if r["name"] == name]) for name in names]
+    return found + [[name, "failed", *["-"] * (len(HEADER) - 2)] for name in result["failed"]]
+
+
 def main() -> int:
     args = parse()
-    end_in_order()
-    peer = free.peer_of(args)
-    environment = report.environment(peer.versions if peer else None)
-    print(report.header(environment), flush=True)
-    result: dict[str, Any] = {"environment": environment, "arguments": vars(args), "kills": [], "failed": {}}
-    rows = []
-    for contestant in free.line_up(args, peer):
-        try:
-            records = measure(contestant, args)
-        except BenchError as error:
-            print(error, file=sys.stderr, flush=True)
-            result["failed"][contestant.name] = str(error)
-            rows.append([contestant.name, "failed", *["-"] * (len(HEADER) - 2)])
-            continue
-        result["kills"] += records
-        rows.append(row(contestant.name, records))
-        if args.json:
-            report.write_json(args.json, result)
-    print("\n" + report.table(HEADER, rows))
+    result = free.compare(args, "kills", measure)
+    print("\n" + report.table(HEADER, rows(result)))
     print(
         f"\n{args.groups} groups, {args.size} parameters, {args.sleep * 1e3:.0f} ms added to each step; "
         "median (lowest..highest); crashed, discarded and lost are sums over all kills."

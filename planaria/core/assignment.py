@@ -187,6 +187,8 @@ def _speeds(weights: Sequence[float]) -> tuple[int, ...]:
     """Weights as integers in 1..RESOLUTION, the same on every machine that was told the same weights."""
     if not weights:
         raise ValueError("there is no member to give shards to")
+    if weights.count(weights[0]) == len(weights):  # almost always: machines are alike, or nothing is known of them
+        return (RESOLUTION,) * len(weights)
     known = sorted(Fraction(weight) for weight in weights if math.isfinite(weight) and weight > 0)
     middle = known[(len(known) - 1) // 2] if known else Fraction(1)
     exact = [Fraction(weight) if math.isfinite(weight) and weight > 0 else middle for weight in weights]

@@ -3,12 +3,16 @@
 Silence alone condemns nobody. A member is certainly gone only if the process table said so; it is given up if its own
 agent sees it stand still, or if its agent is silent *and* the others cannot go on either: every exchange needs all
 members, so progress anywhere proves that all of them live.
+
+A heartbeat costs the same whatever the number of agents and groups: nothing here looks at all of them for it.
 """
 
 from __future__ import annotations
 
+import math
+
 from planaria.core.liveness import HEARTBEAT_SECONDS, HeartbeatWatch, WatchedClock
-from planaria.core.messages import NO_QUORUM, Member, Pulse, Quorum
+from planaria.core.messages import NO_QUORUM, Member, Pulse
 from planaria.core.roster import CERTAINLY_GONE, Agent, Group, State
 
 # Progress is seen through heartbeats, one a second: three without a step are a stall, not a coarse clock.
@@ -26,22 +30,41 @@ class Attendance:
         self.at = 0.0
         self.top_step = -1  # the most steps that anybody is known to have committed
         self.progress_at = 0.0  # when that last rose, or could first be seen again
+        self.news = False  # since the owner reset it: somebody came, was lost, came back, or has another agent
+        self.look_at = math.inf  # watched time before which nobody's silence can be too long
         self._clock = WatchedClock(HEARTBEAT_SECONDS)
-        self._beats: dict[str, HeartbeatWatch] = {}
+        self._away: set[str] = set()  # agents out of reach
+        self._slowest: float | None = None  # the longest step seconds of any group; None: to be looked up again
 
     # --- events ----------------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> list[str]:
-        """Time has passed. Returns the agents that have been silent for too long since the last look."""
+    def look(self, now: float) -> list[tuple[str, str]]:
+        """Time has passed. Returns the agents that have been silent for too long, each with a sentence."""
         self.now, self.at = now, self._clock.look(now)
-        return [name for name, agent in self.agents.items() if agent.connected and self._beats[name].overdue(now)]
+        if self.at < self.look_at:
+            return []
+        silent = []
+        self.look_at = math.inf
+        for name, agent in self.agents.items():
+            if not agent.connected:
+                continue
+            if (why := agent.beats.overdue(now)) is not None:
+                silent.append((name, why))
+            else:
+                self.look_at = min(self.look_at, agent.beats.due)
+        return silent
 
     def heard(self, name: str) -> Agent:
-        agent = self.agents.setdefault(name, Agent())
-        if not agent.connected:  # whoever just came back has not been seen to stand still
-            self.progress_at = max(self.progress_at, self.at)
-        agent.connected = True
-        self._beats.setdefault(name, HeartbeatWatch()).observe(self.now)
+        agent = self.agents.get(name)
+        if agent is None:
+            agent = self.agents[name] = Agent(HeartbeatWatch(self._clock))
+            self.news = True
+        if not agent.connected:
+            self.progress_at = max(self.progress_at, self.at)  # who just came back has not been seen to stand still
+            self._away.discard(name)
+            agent.connected = self.news = True
+        agent.beats.observe(self.now)
+        self.look_at = min(self.look_at, agent.beats.due)
         return agent
 
     def lost(self, name: str) -> bool:
@@ -49,7 +72,8 @@ class Attendance:
         agent = self.agents.get(name)
         if agent is None or not agent.connected:
             return False
-        agent.connected, agent.lost_at = False, self.at
+        agent.connected, agent.lost_at, self.news = False, self.at, True
+        self._away.add(name)
         return True
 
     def owner(self, name: str, member: Member) -> str | None:
@@ -69,17 +93,22 @@ class Attendance:
             return None
         if view is None or view.member.incarnation < member.incarnation:
             view = self.groups[member.group] = Group(member, name)
-        view.agent = name
+            self.news, self._slowest = True, None
+        if view.agent != name:
+            view.agent, self.news = name, True
         self.agents[name].told.add(member)
         return view
 
     def pulse(self, name: str, pulse: Pulse) -> None:
         view = self.view(name, pulse.member)
-        if view is not None:
-            view.pulse = pulse
-            if view.state is State.ACTIVE:
-                view.step = max(view.step, pulse.step)
-                self.progressed(pulse.step)
+        if view is None:
+            return
+        if view.pulse is None or view.pulse.step_seconds != pulse.step_seconds:
+            self._slowest = None
+        view.pulse = pulse
+        if view.state is State.ACTIVE:
+            view.step = max(view.step, pulse.step)
+            self.progressed(pulse.step)
 
     def progressed(self, step: int) -> None:
         if step > self.top_step:
@@ -95,15 +124,10 @@ class Attendance:
             if g.agent == name and g.ready is not None and g.member not in told and g.state not in CERTAINLY_GONE
         ]
 
-    def next_look(self) -> float | None:
-        """When an agent's silence may become too long, or a stall certain; on the caller's clock."""
-        waits = []
-        for name, agent in self.agents.items():
-            if not agent.connected:
-                waits.append(self.stalled_at(agent) - self.at)
-            elif (deadline := self._beats[name].deadline()) is not None:
-                waits.append(deadline - self.now)
-        return min((self.now + w for w in waits if w > 0), default=None)
+    def next_stall(self) -> float | None:
+        """When the groups of an agent that is out of reach may be given up; watched time."""
+        stalls = (self.stalled_at(self.agents[name]) for name in self._away)
+        return min((at for at in stalls if at > self.at), default=None)
 
     # --- questions -------------------------------------------------------------------------------------------
 
@@ -117,22 +141,22 @@ class Attendance:
         agent = self.agents[view.agent]
         return agent.connected and agent.synced
 
+    def works(self, view: Group) -> bool:
+        return view.state in (State.READY, State.ACTIVE) and view.ready is not None
+
     def tellable(self) -> list[Group]:
         """Groups that can work and can be told so."""
-        return [g for g in self.groups.values() if _works(g) and self.connected(g)]
+        return [g for g in self.groups.values() if self.works(g) and self.connected(g)]
 
-    def usable(self, view: Group, current: Quorum | None) -> bool:
-        """Can work, and can be told of a change or is at work in the quorum in force: silence is no reason to go."""
-        return _works(view) and (self.connected(view) or (current is not None and view.member in current.members))
+    def over(self, member: Member) -> bool:
+        """Whether a member can certainly take part no more."""
+        view = self.groups.get(member.group)
+        return view is not None and (view.member.incarnation > member.incarnation or view.state in CERTAINLY_GONE)
 
     def certain(self, member: Member) -> bool:
         """Whether a member's silence needs no majority: it is dead, or its own agent keeps it out."""
-        view = self.groups.get(member.group)
-        if view is None:
-            return False
-        if view.member.incarnation > member.incarnation or view.state in CERTAINLY_GONE:
-            return True
-        return view.state is State.SUSPECT and self.connected(view)
+        view = self.of(member)
+        return self.over(member) or (view is not None and view.state is State.SUSPECT and self.connected(view))
 
     def suspect(self, member: Member) -> bool:
         view = self.of(member)
@@ -141,9 +165,6 @@ class Attendance:
     def veterans(self) -> list[Group]:
         """Members, there or not, that once held a settled state and may hold it still, if perhaps fenced."""
         return [g for g in self.groups.values() if g.adopted != NO_QUORUM and g.state not in CERTAINLY_GONE]
-
-    def finished(self) -> bool:
-        return any(g.state is State.FINISHED for g in self.groups.values())
 
     def gone(self, member: Member, trouble: bool) -> bool:
         """Whether a member of the quorum in force must be replaced. ``trouble``: others say that it is broken."""
@@ -157,9 +178,6 @@ class Attendance:
 
     def stalled_at(self, agent: Agent) -> float:
         """When a silent agent's groups are given up if nobody makes progress until then; watched time."""
-        slowest = max((g.pulse.step_seconds for g in self.groups.values() if g.pulse), default=0.0)
-        return max(agent.lost_at, self.progress_at) + STALL_BEATS * (HEARTBEAT_SECONDS + slowest)
-
-
-def _works(view: Group) -> bool:
-    return view.state in (State.READY, State.ACTIVE) and view.ready is not None
+        if self._slowest is None:
+            self._slowest = max((g.pulse.step_seconds for g in self.groups.values() if g.pulse), default=0.0)
+        return max(agent.lost_at, self.progress_at) + STALL_BEATS * (HEARTBEAT_SECONDS + self._slowest)

@@ -5,9 +5,11 @@ The lower half of the lighthouse's state machine (``core.quorum`` decides): it k
 
 from __future__ import annotations
 
+import math
 import signal as signals
 
 from planaria.core.attendance import Attendance
+from planaria.core.liveness import HEARTBEAT
 from planaria.core.messages import (
     NO_QUORUM,
     Desired,
@@ -35,12 +37,17 @@ from planaria.core.roster import (
     Send,
     State,
     lineage_after,
+    named,
     status_of,
 )
 
 # Agents reconnect within tens of milliseconds of a lighthouse coming back and beat once a second, so three beats
 # are enough to hear from every agent that can be heard at all.
 REBUILD_WINDOW = 3.0
+# To say that a job is lost cannot be taken back, so it waits for those too who hear late that there is another
+# lighthouse: they are cut off, or still attend one that was deposed. An agent is silent for so long at most before
+# it is given up.
+LAST_WORD_WINDOW = HEARTBEAT.ceiling
 EVENTS_KEPT = 200
 
 
@@ -52,6 +59,7 @@ class Ledger:
         if last is not None and not last.members:
             last = None  # that run has ended: this is a new one under the same name
         self._last = last
+        self._last_members = frozenset(last.members if last is not None else ())
         self.job = job
         self.epoch = epoch
         self.spec: JobSpec | None = None
@@ -59,6 +67,7 @@ class Ledger:
         self.current: Quorum | None = None  # in force
         self.planned: Quorum | None = None  # published, not adopted yet
         self.stopped = ""  # reason, once the job cannot go on
+        self.complete = False  # somebody committed the last step, and owes nobody anything
         # Some member holds, or held, a settled state. A founding record says that none did when it was made.
         self.founded = last is not None and last.step >= 0
         self._offered: dict[QuorumId, Quorum] = {}  # planned ones since the last change of force, withdrawn or not
@@ -69,13 +78,19 @@ class Ledger:
             self._untouched = set() if self.founded else set(last.members)
         self._number = 0
         self._started_at: float | None = None
+        self._sealed = False  # the job is complete, and the store knows
         self._rebuild_until: float | None = None
+        self._last_word_at: float | None = None  # from then on every agent that lives has been heard
         self._trouble_at: float | None = None
         self._warned: tuple[QuorumId, str] = (NO_QUORUM, "")
+        self._members: frozenset[Member] = frozenset()  # of the quorum in force
+        self._awaited: set[Member] = set()  # those of them that have not said that they work under it
+        self._news = False  # something happened that may ask for a decision
+        self._decide_at = math.inf  # watched time at which one may be due without news
         self._out: list[Effect] = []
         self._events: list[Event] = []
         if last is not None:
-            self.current = Quorum(last.id, last.members, ("",) * len(last.members), True, last.lineage)
+            self._take(Quorum(last.id, last.members, ("",) * len(last.members), True, last.lineage))
 
     @property
     def agents(self) -> dict[str, Agent]:
@@ -87,23 +102,60 @@ class Ledger:
 
     # --- every event begins and ends here --------------------------------------------------------------------
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float, news: bool = True) -> None:
+        """``news``: whether the event may ask for a decision. With a thousand groups each takes milliseconds, and
+        almost all that is heard are heartbeats."""
         silent = self.seen.look(now)
+        self._news = self._news or news
         if self._started_at is None:
             self._started_at = self.seen.progress_at = self.seen.at
             if self._last is not None:
                 self._rebuild_until = self.seen.at + REBUILD_WINDOW
+                self._last_word_at = self.seen.at + LAST_WORD_WINDOW
             self._event("epoch", f"lighthouse epoch {self.epoch} serves job {self.job}")
-        for agent in silent:
-            self._disconnect(agent)
+        for agent, why in silent:
+            self._disconnect(agent, why)
 
     def _end(self) -> list[Effect]:
-        self._decide()
+        if self._news or self.seen.news or self.seen.at >= self._decide_at:
+            self._news = self.seen.news = False
+            self._decide()
+            self._decide_at = min((at for at in self._due() if at > self.seen.at), default=math.inf)
         out, self._out = self._out, []
         return out
 
     def _decide(self) -> None:
         raise NotImplementedError
+
+    def _due(self) -> list[float]:
+        """Watched times at which time alone may change a decision."""
+        raise NotImplementedError
+
+    def _take(self, quorum: Quorum | None) -> None:
+        """``quorum`` is in force from now on."""
+        self.current, self._news = quorum, True
+        self._members = frozenset(quorum.members if quorum is not None else ())
+        views = {member: self.seen.of(member) for member in self._members}
+        self._awaited = {m for m, v in views.items() if v is None or quorum is None or v.adopted != quorum.id}
+
+    # --- after a restart of the lighthouse -------------------------------------------------------------------
+
+    def _rebuilding(self) -> bool:
+        """After a restart: decide nothing until the members of the last quorum have been heard of, or cannot be."""
+        if self._rebuild_until is None:
+            return False
+        members = self.current.members if self.current else ()
+        known = all(
+            (view := self.seen.groups.get(m.group)) is not None and self.seen.agents[view.agent].synced for m in members
+        )
+        if not known and self.seen.at < self._rebuild_until:
+            return True
+        self._rebuild_until = None
+        return False
+
+    def _may_be_unheard(self) -> bool:
+        """After a restart: whether an agent may live that has not found this lighthouse yet."""
+        return self._last_word_at is not None and self.seen.at < self._last_word_at
 
     # --- what is published -----------------------------------------------------------------------------------
 
@@ -113,23 +165,26 @@ class Ledger:
         id = self._store(members)
         addresses = tuple(g.ready.address if g.ready else "" for g in chosen)
         quorum = Quorum(id, members, addresses, urgent, self._lineage, reason, founding)
-        told = set(members) | set(self.current.members if self.current else ())
+        inside = set(members)
+        told = inside | self._members
         if urgent:
             # Whoever ever worked may believe that it still does, if an earlier life of the lighthouse fenced it.
             told |= set(self.planned.members if self.planned else ()) | {g.member for g in self.seen.veterans()}
-            self.current, self.planned, self._offered, self._trouble_at = quorum, None, {}, None
+            self._take(quorum)
+            self.planned, self._offered, self._trouble_at = None, {}, None
             for view in self.seen.groups.values():
-                if view.member not in members:
+                if view.member not in inside:
                     view.fenced = id
         else:
             self.planned = self._offered[id] = quorum
-        self._untouched = set(members) & (set(members) if self._untouched is None else self._untouched)
+        self._untouched = inside if self._untouched is None else inside & self._untouched
+        self._news = True
         for member in sorted(told):
             known = self.seen.of(member)
             if known is not None and known.state not in CERTAINLY_GONE:
                 self._send(known.agent, Publish(member, quorum))
         kind = "quorum" if urgent else "plan"
-        self._event(kind, f"quorum {id}: groups {', '.join(str(m.group) for m in members)} ({reason})")
+        self._event(kind, f"quorum {id}: {named(members)} ({reason})")
 
     def _store(self, members: tuple[Member, ...]) -> QuorumId:
         """Adds a quorum to the lineage. What follows is done only if the store takes it, and it refuses a lighthouse
@@ -158,11 +213,35 @@ class Ledger:
                 if quorum is not None and quorum.id > view.adopted and quorum.addresses[0]:
                     self._send(agent, Publish(view.member, quorum))
 
+    # --- the end of a complete job ---------------------------------------------------------------------------
+
+    def _dismiss(self) -> None:
+        """The job is complete: an agent none of whose groups has or had a part in its end would wait for ever."""
+        now = self.current.id if self.current is not None else NO_QUORUM
+        busy = {
+            g.agent
+            for g in self.seen.groups.values()
+            if g.state is State.FINISHED
+            or (g.state not in CERTAINLY_GONE and self._in_force(g.member) and g.fenced < now)
+        }
+        for name, agent in self.seen.agents.items():
+            if agent.connected and agent.synced and not agent.dismissed and name not in busy:
+                agent.dismissed = True
+                self._send(name, Stop(""))
+
+    def _seal(self) -> None:
+        """When every member of the last quorum has finished or died, no other will follow. The store is told, or else
+        a later life of the lighthouse would take the next run of this name for one that has lost its state."""
+        if not self._sealed and self.current is not None and all(self.seen.over(m) for m in self.current.members):
+            self._sealed = True
+            self._store(())
+            self._event("complete", "all steps are committed, and every group has ended")
+
     # --- small deeds and questions ---------------------------------------------------------------------------
 
-    def _disconnect(self, agent: str) -> None:
+    def _disconnect(self, agent: str, why: str) -> None:
         if self.seen.lost(agent):
-            self._event("agent", f"agent {agent} is out of reach")
+            self._event("agent", f"agent {agent} is out of reach: {why}")
 
     def _start_draining(self, view: Group) -> None:
         view.draining = True
@@ -170,15 +249,16 @@ class Ledger:
         self._event("drain", f"{view.member} leaves after the next commit", view.member.group)
 
     def _refuse(self, view: Group, reason: str) -> None:
-        view.state, view.note = State.REFUSED, reason
+        view.state, view.note, self._news = State.REFUSED, reason, True
         self._send(view.agent, Refuse(view.member, reason))
         self._event("refuse", reason, view.member.group)
 
     def _usable(self, view: Group) -> bool:
-        return self.seen.usable(view, self.current)
+        """Can work, and can be told of a change or is at work in the quorum in force: silence is no reason to go."""
+        return self.seen.works(view) and (self.seen.connected(view) or self._in_force(view.member))
 
     def _in_force(self, member: Member) -> bool:
-        return self.current is not None and member in self.current.members
+        return member in self._members
 
     def _stop(self, reason: str) -> None:
         self.stopped = reason
@@ -209,7 +289,7 @@ class Ledger:
             quorum=self.current,
             planned=self.planned,
             desired=self.spec.groups if self.spec else 0,
-            complete=self.seen.finished(),
+            complete=self.complete,
             groups=tuple(
                 status_of(view, self.seen.connected(view))
                 for view in sorted(self.seen.groups.values(), key=lambda g: g.member)

@@ -10,6 +10,7 @@ Silence is measured in *watched* time (``WatchedClock``): a watcher that was pau
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from planaria.core.messages import Phase
@@ -256,18 +257,21 @@ HEARTBEAT = Rule(
     unseen=10 * HEARTBEAT_SECONDS,
     half_life=600,
 )
-# Deadlines are never closer than this, so that rounding cannot make one the present moment, which never
-# comes.
-_SHORTEST_WAIT = 0.001
 
 
 class HeartbeatWatch:
-    """Watches one stream. The watcher looks once per ``HEARTBEAT_SECONDS`` at least: see ``deadline``."""
+    """Watches one stream. Whoever watches several gives them one ``clock``, and looks at it once per
+    ``HEARTBEAT_SECONDS`` at least."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: WatchedClock) -> None:
         self.silences = Silences(HEARTBEAT)
-        self._clock = WatchedClock(HEARTBEAT_SECONDS)
+        self._clock = clock
         self._heard_at: float | None = None  # watched time
+
+    @property
+    def due(self) -> float:
+        """Watched time from which on the stream is overdue, if nothing is heard before."""
+        return math.inf if self._heard_at is None else self._heard_at + self.silences.limit
 
     def observe(self, now: float) -> None:
         """Something was heard. What comes between two beats shows life, but teaches nothing of beats."""
@@ -279,13 +283,6 @@ class HeartbeatWatch:
     def overdue(self, now: float) -> str | None:
         """None if all is well, else a sentence. This is a look: without looks no time passes."""
         at = self._clock.look(now)
-        if self._heard_at is None or at - self._heard_at < self.silences.limit:
+        if self._heard_at is None or at < self.due:
             return None
         return f"nothing heard for {at - self._heard_at:.1f} s ({self.silences.describe()})"
-
-    def deadline(self) -> float | None:
-        """When to look next; None if there is nothing to wait for: never heard, or overdue already."""
-        if self._heard_at is None or self._clock.now is None:
-            return None
-        left = self.silences.limit - (self._clock.watched - self._heard_at)
-        return self._clock.now + min(max(left, _SHORTEST_WAIT), HEARTBEAT_SECONDS) if left > 0 else None

@@ -249,7 +249,8 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job cannot go on (every settled group was lost). ``reason`` is a sentence for people."""
+    """The job cannot go on (every settled group was lost). ``reason`` is a sentence for people. Empty: the job is
+    complete, and none of the agent's groups has a part in that. (To a rank, from its agent: stop in order.)"""
 
     reason: str
 

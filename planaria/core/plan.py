@@ -9,6 +9,7 @@ the next call. Every action may be carried out twice: the same view gives the sa
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -65,7 +66,7 @@ class GroupState(Enum):
     RUNNING = "running"  # started, perhaps not ready yet, and not known to have ended
     DRAINING = "draining"  # running, and asked to leave
     DEAD = "dead"  # ended, however, and none of the following
-    FINISHED = "finished"  # ended with exit code 0 after the job's last step
+    FINISHED = "finished"  # ended with exit code 0, after the job's last step or by its script's own decision
     REFUSED = "refused"  # ended with exit code 2: bad input, to try again is useless
     DRAINED = "drained"  # left for good
 
@@ -98,10 +99,10 @@ class Observed:
     replacements: tuple[float, ...] = ()  # when incarnations after the first were started, in any order
 
     def __post_init__(self) -> None:
-        ids = [g.group for g in self.groups]
-        for group in ids:
-            if ids.count(group) > 1:
-                raise ValueError(f"group {group} was observed {ids.count(group)} times: name its newest life only")
+        times = Counter(g.group for g in self.groups)
+        for group, count in times.items():
+            if count > 1:
+                raise ValueError(f"group {group} was observed {count} times: name its newest life only")
 
     def having(self, *states: GroupState) -> list[ObservedGroup]:
         """Ascending by group."""
@@ -188,27 +189,48 @@ def _decide(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
 
 
 def _over(seen: Observed) -> list[ObservedGroup]:
-    """Groups that made the last step and have ended. From the first one on, no group is started any more."""
+    """Groups that ended after the last step, or in peace before. From the first one on, no group is started any more:
+    a loop may be left early by all groups alike. If one leaves alone, the caller says so by its state DRAINED, as soon
+    as the others have made a step without it."""
     return [g for g in seen.having(GroupState.FINISHED, GroupState.DEAD) if g.done or g.state is GroupState.FINISHED]
 
 
 def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
-    """The last step is made. Those who made it may end in peace; the others never can make it any more."""
+    """Those who have left may be followed by the others, in peace; who can never get so far must not be waited for."""
     running = seen.having(GroupState.RUNNING, GroupState.DRAINING)
+    finished = seen.having(GroupState.FINISHED)
     if not running:
-        if seen.having(GroupState.FINISHED):
-            return _Decision([Finish(EXIT_OK, "all steps are committed")])
+        if finished:
+            done = any(g.done for g in seen.groups)
+            return _Decision(
+                [Finish(EXIT_OK, "all steps are committed" if done else "all groups left their loop early")]
+            )
         last = max(_over(seen), key=lambda g: g.since)
         return _Decision([Finish(EXIT_FAILED, f"all steps are committed, but after the last one {_fate(last)}")])
-    late = [g for g in running if not g.done]
-    finished = seen.having(GroupState.FINISHED)
-    if not late or not finished:  # one that died early in its end proves nothing about the others
+    if not finished:  # one that died early in its end proves nothing about the others
         return _Decision()
-    until = min(g.since for g in finished) + spec.finish_grace
-    # One that holds the state may be at its own last commit; one that never did has nobody left to heal from.
-    hopeless = [g for g in late if now >= until or not g.settled]
-    actions: list[Action] = [Kill(g.group, "the job finished without it") for g in hopeless]
-    return _Decision(actions, due=[until] if len(hopeless) < len(late) else [])
+    late = [g for g in running if not g.done]
+    last_made = [g.since for g in finished if g.done]
+    if last_made:
+        # The others have made the same last step. One that holds the state may be at its own last commit; one that
+        # never did has nobody left to heal from.
+        until = min(last_made) + spec.finish_grace
+        hopeless = [g for g in late if now >= until or not g.settled]
+        actions: list[Action] = [Kill(g.group, "the job finished without it") for g in hopeless]
+        return _Decision(actions, due=[until] if len(hopeless) < len(late) else [])
+    # Somebody left before the last step. Whoever holds the state goes on with its steps, however long they take, or
+    # leaves as well; joiners wait for those.
+    if not any(g.settled for g in running):
+        return _Decision([Kill(g.group, "every group that held the state has left") for g in late])
+    decision = _Decision()
+    for g in late:
+        if g.suspected_since is not None and not _needed(g, running, seen):
+            due = g.suspected_since + spec.suspect_patience
+            if now >= due:
+                decision.actions.append(Kill(g.group, _suspicion(g, now)))
+            else:
+                decision.due.append(due)
+    return decision
 
 
 def _bad_input(seen: Observed) -> Finish | None:
@@ -276,7 +298,7 @@ def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
         if g.state is GroupState.RUNNING and g.suspected_since is not None and not _needed(g, staying, seen):
             due = g.suspected_since + spec.suspect_patience
             if now >= due:
-                wish.append(Kill(g.group, f"{g} has been suspected for {now - g.suspected_since:.0f} s"))
+                wish.append(Kill(g.group, _suspicion(g, now)))
             else:
                 decision.due.append(due)
     decision.actions += wish[:left]
@@ -317,6 +339,10 @@ def _recent(spec: PlanSpec, seen: Observed, now: float) -> list[float]:
 
 def _budget_left(spec: PlanSpec, seen: Observed, now: float) -> int:
     return max(0, spec.budget - len(_recent(spec, seen, now)))
+
+
+def _suspicion(group: ObservedGroup, now: float) -> str:
+    return f"{group} has been suspected for {now - (group.suspected_since or now):.0f} s"
 
 
 def _fate(group: ObservedGroup) -> str:

@@ -11,6 +11,7 @@ member reports that it was adopted; until then the job goes on under the old one
 
 from __future__ import annotations
 
+import math
 import signal as signals
 
 from planaria.core.fingerprint import misfit, odd_ones
@@ -34,7 +35,7 @@ from planaria.core.messages import (
     Trouble,
     Welcome,
 )
-from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State
+from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
 from planaria.core.wishes import Wishes
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
@@ -48,7 +49,6 @@ FOUNDING_GRACE = 10.0
 REPLAN_DELAY = (0.25, 8.0)
 # Rounding must not make a wake-up the present moment, at which nothing is due yet.
 SHORTEST_WAIT = 0.001
-EVENTS_KEPT = 200
 
 
 class Lighthouse(Wishes):
@@ -63,16 +63,17 @@ class Lighthouse(Wishes):
         self._strike_step = -1
         self._replan_at = 0.0
         self._replan_delay = REPLAN_DELAY[0]
+        self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
 
     # --- events ----------------------------------------------------------------------------------------------
 
     def handle(self, agent: str, report: Report, now: float) -> list[Effect]:
         """One report of an agent (or of a member, passed on by its agent)."""
-        self._begin(now)
+        self._begin(now, news=not isinstance(report, (Heartbeat, Adopted)))
         view = self.seen.heard(agent)
         match report:
             case Hello():
-                view.synced = False
+                view.synced = view.dismissed = False
                 view.told.clear()
                 self.spec = self.spec or report.spec
                 self._send(agent, Welcome(self.epoch))
@@ -105,30 +106,36 @@ class Lighthouse(Wishes):
         self._begin(now)
         if agent in self.seen.agents:
             self.seen.agents[agent].synced = False
-        self._disconnect(agent)
+        self._disconnect(agent, "its stream broke")
         return self._end()
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: call it at ``next_wakeup`` at the latest, earlier does no harm."""
-        self._begin(now)
+        self._begin(now, news=False)
         return self._end()
 
     def next_wakeup(self) -> float | None:
         """When ``tick`` must be called at the latest, on the clock of the events. None: nothing is waited for."""
-        due: list[float] = []
+        due = min(self._decide_at, self.seen.look_at)
+        if due == math.inf:
+            return None
+        # Watched time passes only as fast as somebody looks.
+        return self.seen.now + min(max(due - self.seen.at, SHORTEST_WAIT), HEARTBEAT_SECONDS)
+
+    def _due(self) -> list[float]:
+        due: list[float] = [self._replan_at]
         if self._rebuild_until is not None:
             due.append(self._rebuild_until)
+        if self._last_word_at is not None:
+            due.append(self._last_word_at)
         if self._trouble_at is not None:
             due.append(self._trouble_at + self._trouble_window)
         if self.current is None and self._first_ready_at is not None:
             due.append(self._first_ready_at + self._founding_grace())
-        if self.planned is None and self._replan_at:
-            due.append(self._replan_at)
-        # Watched time passes only as fast as somebody looks.
-        waits = [min(d - self.seen.at, HEARTBEAT_SECONDS) for d in due if d > self.seen.at]
-        if (look := self.seen.next_look()) is not None:
-            waits.append(min(look - self.seen.now, HEARTBEAT_SECONDS))
-        return self.seen.now + max(min(waits), SHORTEST_WAIT) if waits else None
+        if (stall := self.seen.next_stall()) is not None:
+            # Heartbeats move it, in both directions: look again after each round of them.
+            due.append(min(stall, self.seen.at + HEARTBEAT_SECONDS))
+        return due
 
     # --- what a report changes -------------------------------------------------------------------------------
 
@@ -144,8 +151,8 @@ class Lighthouse(Wishes):
         if view is None or view.state in CERTAINLY_GONE:
             return
         in_force = self._in_force(report.member)
-        if self.seen.finished() and not in_force:
-            return  # the job is over: nobody is left to heal from, and the agent ends late joiners
+        if self.complete and not in_force:
+            return  # nobody is left to heal from: its agent is dismissed, or ends late joiners by itself
         known = view.ready is not None
         if view.state is State.ACTIVE and known and in_force and report.after <= view.fenced:
             return  # said again after a reconnect
@@ -160,6 +167,7 @@ class Lighthouse(Wishes):
             self._event("ready", f"{report.member} is ready", report.member.group)
 
     def _adopted(self, agent: str, report: Adopted) -> None:
+        self._news = self._news or self._waits or not self.founded
         self.founded = True
         view = self._view(agent, report.member)
         if view is None or view.state in CERTAINLY_GONE:
@@ -168,16 +176,20 @@ class Lighthouse(Wishes):
         self.seen.progressed(report.step)
         if (offered := self._offered.get(report.quorum)) is not None:
             # Taken by one is taken by all, even if it was withdrawn here meanwhile: they decided at the same commit.
-            self.current = offered
+            self._take(offered)
             self._offered = {id: q for id, q in self._offered.items() if id > offered.id}
             self.planned = self.planned if self.planned is not None and self.planned.id > offered.id else None
             self._replan_delay, self._replan_at = REPLAN_DELAY[0], 0.0
             self._trouble_at = None
         if view.state is State.SUSPECT:
             view.state = State.READY  # its training thread said so, after its agent had seen it stand still
+            self._news = True
         if self.current is None or report.quorum != self.current.id or not self._in_force(report.member):
+            self._news = True
             return  # it works under a quorum that was replaced meanwhile, or was fenced
         view.state = State.ACTIVE
+        self._awaited.discard(report.member)
+        self._news = self._news or not self._awaited  # one of many that take it is no news, the last one is
         if report.step > self._strike_step:
             self._strikes = 0
 
@@ -197,7 +209,7 @@ class Lighthouse(Wishes):
         if view is None or view.state is State.FINISHED:
             return
         view.state, view.step, view.digest = State.FINISHED, report.step, report.digest
-        self.founded = True
+        self.founded = self.complete = True
         self.seen.progressed(report.step)
         self._event("finish", f"{report.member} finished at step {report.step}", report.member.group)
         digests = {g.digest for g in self.seen.groups.values() if g.state is State.FINISHED and g.digest}
@@ -229,7 +241,7 @@ class Lighthouse(Wishes):
 
     def _view(self, agent: str, member: Member) -> Group | None:
         view = self.seen.view(agent, member)
-        if view is not None and self._last is not None and member not in self._last.members:
+        if view is not None and self._last is not None and member not in self._last_members:
             view.fenced = max(view.fenced, self._last.id)  # by an earlier life of the lighthouse
         return view
 
@@ -244,7 +256,13 @@ class Lighthouse(Wishes):
     # --- decisions -------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
+        self._waits = False
         if self.stopped or self._rebuilding():
+            return
+        if self.complete:
+            self._dismiss()
+            self._seal()
+        if self._sealed:
             return
         current = self.current
         if current is None:
@@ -254,22 +272,11 @@ class Lighthouse(Wishes):
         trouble = trouble or self._unheard(current)
         gone = [m for m in current.members if self._gone(m, trouble) and not self._leaving(m)]
         if gone or trouble or self._stateless == current.id:
+            number = self._number
             self._replace(current, gone)
+            self._waits = self._number == number
         elif self._trouble_at is None and self.seen.at >= self._replan_at:
-            self._plan(current)
-
-    def _rebuilding(self) -> bool:
-        """After a restart: decide nothing until the members of the last quorum have been heard of, or cannot be."""
-        if self._rebuild_until is None:
-            return False
-        members = self.current.members if self.current else ()
-        known = all(
-            (view := self.seen.groups.get(m.group)) is not None and self.seen.agents[view.agent].synced for m in members
-        )
-        if not known and self.seen.at < self._rebuild_until:
-            return True
-        self._rebuild_until = None
-        return False
+            self._plan()
 
     def _unheard(self, current: Quorum) -> bool:
         """Whether a quorum of an earlier life of the lighthouse never reached some member, as far as that one says."""
@@ -281,7 +288,7 @@ class Lighthouse(Wishes):
     def _found(self) -> None:
         """The first quorum: wait for the groups that were asked for, but not for ever."""
         ready = [g for g in self.seen.tellable() if g.state is State.READY and not g.draining]
-        if self.spec is None or self._first_ready_at is None or not ready or self.seen.finished():
+        if self.spec is None or self._first_ready_at is None or not ready or self.complete:
             return
         if len(ready) < self.spec.groups:
             overdue = self.seen.at >= self._first_ready_at + self._founding_grace()
@@ -297,10 +304,11 @@ class Lighthouse(Wishes):
         # Only members that can be told: one out of reach would stall the forming, and heals if it lives.
         tellable = self.seen.tellable()
         told = {g.member for g in tellable}
-        uncertain = [m for m in base.members if not self.seen.certain(m) and m not in told]
-        if uncertain and len(told & set(base.members)) <= len(uncertain):
-            names = ", ".join(str(m.group) for m in uncertain)
-            self._warn(base, f"groups {names} of quorum {base.id} are out of reach, the others are no majority of it")
+        inside = set(base.members)
+        uncertain = {m for m in inside if not self.seen.certain(m) and m not in told}
+        if uncertain and len(told & inside) <= len(uncertain):
+            names = named(uncertain)
+            self._warn(base, f"out of reach: {names} of quorum {base.id}, and the others are no majority of it")
             return
         live = [g for g in tellable if not g.draining]
         if not live or (self.founded and not any(g.settled for g in live)):
@@ -308,20 +316,21 @@ class Lighthouse(Wishes):
         founding = self._may_go_on(base, live, uncertain)
         if founding is None:
             return
-        if self.seen.finished():
-            live = [g for g in live if g.member in base.members]  # the job is ending: nobody joins any more
+        if self.complete:
+            live = [g for g in live if g.member in inside]  # the job is ending: nobody joins any more
         if not live:
             return
         if not gone and self._stateless != base.id:
             live = self._leave_one_out(live)
-        why = "; ".join(f"group {m.group} lost" for m in gone) or "a communicator broke"
+        why = f"{named(gone)} lost" if gone else "a communicator broke"
         self._publish(live, True, why, founding)
 
-    def _may_go_on(self, base: Quorum, live: list[Group], uncertain: list[Member]) -> bool | None:
+    def _may_go_on(self, base: Quorum, live: list[Group], uncertain: set[Member]) -> bool | None:
         """Whether a quorum of ``live`` can be made: False if somebody in it may be settled, True if it has to begin
         with the newest complete states there are; None if it must not be made, at least not now."""
         if not self.founded and not live:
-            self.current, self._first_ready_at = None, None  # nothing to lose yet: start afresh when they are back
+            self._take(None)
+            self._first_ready_at = None  # nothing to lose yet: start afresh when they are back
             return None
         untouched = self._untouched or set()
         if not self.founded or any(g.adopted == g.fenced == NO_QUORUM and g.member in untouched for g in live):
@@ -330,7 +339,7 @@ class Lighthouse(Wishes):
             return False
         if away := [m for m in base.members if m in uncertain or self.seen.suspect(m)]:
             # Out of reach or stopped is not dead: they may come back with the state.
-            self._warn(base, f"only groups {', '.join(str(m.group) for m in away)} hold the newest state")
+            self._warn(base, f"the newest state is held only by {named(away)}")
             return None
         joined = {m for q in (base, *self._offered.values()) for m in q.members}
         if any(g.member in joined and g.fenced < base.id for g in live):
@@ -338,8 +347,8 @@ class Lighthouse(Wishes):
         if any(g.adopted != NO_QUORUM for g in live):
             return True  # fenced members: their states are older, but whole, and so still right
         if veterans := self.seen.veterans():
-            self._warn(base, f"only groups {', '.join(str(g.member.group) for g in veterans)} hold a state")
-        elif not self.seen.finished():
+            self._warn(base, f"a state is held only by {named(g.member for g in veterans)}")
+        elif not self.complete and not self._may_be_unheard():
             self._stop(
                 f"job {self.job}: every group that held the state is lost (last commit seen: step "
                 f"{max(self.seen.top_step, 0)}); without a durable checkpoint the job cannot go on. Start it again"
@@ -357,9 +366,9 @@ class Lighthouse(Wishes):
         self._replan_at = self.seen.progress_at + REPLAN_DELAY[1]
         return [g for g in live if g is not odd]
 
-    def _plan(self, current: Quorum) -> None:
+    def _plan(self) -> None:
         """Joins and leaves, taken by everybody after the same commit."""
-        if self.seen.finished():
+        if self.complete:
             return
         usable = [g for g in self.seen.groups.values() if self._usable(g)]
         want = [g for g in usable if not g.draining]
@@ -369,12 +378,10 @@ class Lighthouse(Wishes):
         if self.planned is not None and not set(self.planned.members) <= {g.member for g in usable}:
             self.planned = None  # a joiner is gone again: it can never be built, and the old quorum simply goes on
         # One change at a time: a joiner that still forms or heals could not tell whether to drop it for the next one.
-        taken = all((v := self.seen.of(m)) is not None and v.adopted == current.id for m in current.members)
-        if want and taken and self.planned is None and members != set(current.members):
-            joins = ", ".join(str(m.group) for m in sorted(members - set(current.members)))
-            leaves = ", ".join(str(m.group) for m in sorted(set(current.members) - members))
-            why = "; ".join(x for x in (joins and f"group {joins} joins", leaves and f"group {leaves} leaves") if x)
-            self._publish(want, False, why, founding=not self.founded)
+        if want and not self._awaited and self.planned is None and members != self._members:
+            joining, leaving = members - self._members, self._members - members
+            why = [f"{named(m)} {verb}" for m, verb in ((joining, "joining"), (leaving, "leaving")) if m]
+            self._publish(want, False, "; ".join(why), founding=not self.founded)
 
     # --- small questions -------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from planaria.core.liveness import HeartbeatWatch
 from planaria.core.messages import (
     NO_QUORUM,
     Event,
@@ -29,6 +31,16 @@ class State(Enum):
     DEAD = "dead"  # certain: the process table said so, or an operator did
     REFUSED = "refused"  # bad input
     FINISHED = "finished"  # committed the last step
+
+
+SHOWN = 12  # groups named in a sentence; a rack that is lost would fill pages otherwise
+
+
+def named(members: Iterable[Member]) -> str:
+    """Groups in a sentence, in their order: "group 3", "groups 0, 2", "groups 0, 1, … and 988 more"."""
+    ids = sorted(member.group for member in members)
+    text = ", ".join(str(id) for id in ids[:SHOWN]) + (f", … and {len(ids) - SHOWN} more" if ids[SHOWN:] else "")
+    return f"groups {text}" if len(ids) > 1 else f"group {text}"
 
 
 # States whose member can never take part again, so that its silence needs no majority.
@@ -62,10 +74,12 @@ class Group:
 class Agent:
     """One supervisor's stream."""
 
+    beats: HeartbeatWatch
     connected: bool = True  # in reach: something was heard lately
     synced: bool = False  # on this stream it has told everything that it knew when the stream opened
     lost_at: float = 0.0
     told: set[Member] = field(default_factory=set)  # members that it has spoken of since its last Hello
+    dismissed: bool = False  # on this stream it was told that the job is complete without its groups
 
 
 @dataclass(frozen=True, slots=True)

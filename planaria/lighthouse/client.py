@@ -18,8 +18,6 @@ from planaria.wire.status import decode_event, decode_status
 # Seconds. A lighthouse answers within milliseconds; one that restarts is back well within this.
 DEADLINE = 5.0
 
-_OURS = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION})
-
 
 class OperatorClient:
     """Talks to the lighthouse at ``address`` (host:port). An empty job means the only one.
@@ -91,7 +89,7 @@ class OperatorClient:
 
     def _problem(self, error: Any) -> UsageError:
         code, details = error.code(), error.details()
-        if code in _OURS:
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
             return UsageError(details)
         why = "no answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(details).rsplit(": ", 1)[-1]
         return UsageError(f"cannot reach the lighthouse at {self.address} ({why}); is it running?")

@@ -83,7 +83,7 @@ class Job:
         """Whether an unknown agent that says hello can only mean a new run under the same name."""
         if self.streams or agent in self._agents_seen:
             return False
-        return bool(self.machine.stopped) or self.machine.snapshot().complete
+        return bool(self.machine.stopped) or self.machine.complete
 
     # --- operators ---
 

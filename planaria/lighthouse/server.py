@@ -8,14 +8,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
-from planaria.core.messages import Hello, Order
+from planaria.core.messages import Hello, Order, Publish
 from planaria.errors import ProtocolError
 from planaria.lighthouse.http import StatusPages
 from planaria.lighthouse.jobs import ORDERS_WAITING, Job, Jobs
@@ -24,7 +24,8 @@ from planaria.lighthouse.outbox import Outbox
 from planaria.lighthouse.store import Store
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import DEFAULT_BIND, add_port, make_server
-from planaria.wire.codec import decode_report, encode_order
+from planaria.wire.checks import encode_member
+from planaria.wire.codec import decode_report, encode_order, encode_quorum, guarded
 from planaria.wire.control_pb2_grpc import add_LighthouseServicer_to_server
 
 log = logging.getLogger("planaria.lighthouse")
@@ -101,7 +102,19 @@ async def _write(stream: Outbox[Order], context: Context) -> None:
     """Send what the agent is to know until the stream is closed. Waits, and waits alone, if the agent is
     slow."""
     while (order := await stream.take()) is not None:
-        await context.write(pb.LighthouseFrame(order=encode_order(order)))
+        await context.write(guarded(_frame, order))
+
+
+def _frame(order: Order) -> pb.LighthouseFrame:
+    """Filled in place: a message is copied each time that it is put into another one, and a quorum of a thousand
+    members goes to a thousand agents."""
+    frame = pb.LighthouseFrame()
+    if isinstance(order, Publish):
+        frame.order.publish.member.CopyFrom(encode_member(order.member))
+        frame.order.publish.quorum.CopyFrom(encode_quorum(order.quorum))
+    else:
+        frame.order.CopyFrom(encode_order(order))
+    return frame
 
 
 async def _end(*tasks: asyncio.Task[None]) -> list[BaseException]:
@@ -177,7 +190,6 @@ async def serve(
     *,
     http: str | None = None,
     epoch_floor: int = 0,
-    on_listening: Callable[[Listening], None] = print_listening,
 ) -> None:
     """Run a lighthouse until SIGTERM or SIGINT. UsageError if it cannot start."""
     loop = asyncio.get_running_loop()
@@ -186,7 +198,7 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     async with Server(Store.open(store, epoch_floor)) as server:
         listening = await server.start(bind, http)
-        on_listening(listening)
+        print_listening(listening)
         log.info("epoch %d, listening on %s, store %s", listening.epoch, listening.address, store)
         await stop.wait()
         log.info("stopping")

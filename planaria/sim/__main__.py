@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -40,24 +41,23 @@ def outcomes(start: int, seeds: int, base: Scenario, jobs: int) -> Iterator[Outc
 
 def sweep(options: argparse.Namespace, base: Scenario) -> int:
     began = time.monotonic()
-    counts: dict[str, int] = {}
-    virtual = commits = quorums = failures = 0.0
+    counts: Counter[str] = Counter()
+    virtual, commits, quorums = 0.0, 0, 0
     for outcome in outcomes(options.start, options.seeds, base, options.jobs):
         virtual, commits, quorums = virtual + outcome.seconds, commits + outcome.commits, quorums + outcome.quorums
-        counts[outcome.verdict if not outcome.failed else "FAILED"] = counts.get(outcome.verdict, 0) + 1
+        counts["FAILED" if outcome.failed else outcome.verdict] += 1
         if options.verbose:
             print(f"seed {outcome.seed}: {outcome.verdict} at {outcome.seconds:.1f} s, {outcome.quorums} quorums")
         if outcome.failed:
-            failures += 1
             report(random_scenario(outcome.seed, base), outcome, options.save)
-            if failures >= options.keep_going:
-                return 1
+            if counts["FAILED"] >= options.keep_going:
+                break
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     print(
-        f"{options.seeds} seeds from {options.start}: {told}; {commits:.0f} commits under {quorums:.0f} quorums in "
+        f"{counts.total()} seeds from {options.start}: {told}; {commits} commits under {quorums} quorums in "
         f"{virtual / 3600:.1f} virtual hours, {time.monotonic() - began:.0f} s"
     )
-    return 1 if failures else 0
+    return 1 if counts["FAILED"] else 0
 
 
 def report(scenario: Scenario, outcome: Outcome, save: Path | None) -> None:

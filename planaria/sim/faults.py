@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from planaria.sim.world import World
 
 
+# Seconds that a deposed lighthouse lives on after it can know of it: it looks at its lease about once a second.
+DEPOSED_TIME = 2.0
+
+
 def _kill(world: World, fault: Fault) -> None:
     trainer = world.newest(fault.target)
     if trainer is not None:
@@ -73,7 +77,7 @@ def _fail_over(world: World, fault: Fault) -> None:
     old.process.pause()
     world.start_coordinator()
     world.lasting(fault.seconds, old.process.resume)
-    world.lasting(fault.seconds + 5.0, old.process.die)  # its lease is over at the latest now
+    world.lasting(fault.seconds + DEPOSED_TIME, old.process.die)
 
 
 def _pause_lighthouse(world: World, fault: Fault) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from planaria.core.messages import (
     NO_QUORUM,
-    Adopted,
     Desired,
     Died,
     Drain,
@@ -26,9 +25,9 @@ from planaria.core.messages import (
     Stop,
     Suspected,
     Synced,
-    Trouble,
     Welcome,
 )
+from planaria.core.told import Told
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
 from planaria.sim.network import End, Stream
@@ -43,11 +42,9 @@ NOTICE_TIME = (0.0005, 0.02)  # from the end of a process to its agent knowing
 RESTART_TIME = (0.1, 0.6)
 RECONNECT_TIME = (0.02, 0.3)
 SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
+FINISH_GRACE = 10.0  # PlanSpec.finish_grace
 KILL_AFTER = 4.0  # grace for a stopped process to come back by itself
 SILENCE = 3.0  # of the lighthouse's side of a stream, as keep-alive pings see it
-
-# After a reconnect these are said again, in this order, for each group.
-RETOLD = (Ready, Adopted, Trouble, Suspected, Finished, Died)
 
 
 class Ward:
@@ -56,8 +53,15 @@ class Ward:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.trainer: Trainer | None = None
-        self.newest: dict[type, Report] = {}  # what the lighthouse must know, also if it or the stream dies
+        self.ready = False
+        self.suspected = False
+        self.finished = False
+        self.runs = True  # not known to have ended
         self.wanted = True  # to be started again when it ends
+
+    @property
+    def gone(self) -> bool:
+        return self.trainer is not None and not self.trainer.process.alive
 
 
 class Supervisor:
@@ -69,6 +73,7 @@ class Supervisor:
         self.node = node
         self.process = Process(world.kernel, f"agent of {node}")
         self.process.on_death.append(self._all_die)
+        self.told = Told()
         self.wards: dict[int, Ward] = {}
         self.wanted = world.config.groups  # groups of the whole job
         self.stopped = ""
@@ -99,10 +104,8 @@ class Supervisor:
         self._heard_at = self.kernel.now
         config = self.world.config
         self._send(Hello(self.node, self.node, JobSpec("job", config.groups, 1, config.policy)))
-        for ward in self.wards.values():
-            for kind in RETOLD:
-                if kind in ward.newest:
-                    self._send(ward.newest[kind])
+        for report in self.told.again():
+            self._send(report)
         self._send(Synced())
 
     def _reach(self) -> bool:
@@ -140,7 +143,7 @@ class Supervisor:
             stream.close(end)
             self._stream = None
             self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
-        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in self.wards.values() if self._runs(w)]
+        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in self.wards.values() if w.runs]
         self._send(Heartbeat(tuple(pulses)))
         if not self.stopped:
             self.process.after(HEARTBEAT, self._beat)
@@ -168,7 +171,10 @@ class Supervisor:
             case Desired(groups):
                 self._desired(groups)
             case Stop(reason):
-                self._stop(reason)
+                if reason:
+                    self._stop(reason)
+                else:
+                    self._dismissed()
             case Welcome():
                 pass
 
@@ -180,7 +186,7 @@ class Supervisor:
         if groups > self.wanted:
             for group in range(groups):
                 ward = self.wards.get(group)
-                ended = ward is None or (not ward.wanted and not self._runs(ward) and Finished not in ward.newest)
+                ended = ward is None or not (ward.wanted or ward.runs or ward.finished)
                 if self.world.node_of(group) == self.node and ended and not self.complete:
                     self._start(group)
         self.wanted = groups
@@ -194,10 +200,21 @@ class Supervisor:
             ward.wanted = False
             self._end(ward, "the job was stopped")
 
-    # --- groups ----------------------------------------------------------------------------------------------
+    def _dismissed(self) -> None:
+        """The job is complete, and no group here has a part in that."""
+        self.world.check_complete(self.node)
+        self.complete = True
+        for ward in self.wards.values():
+            self._end(ward, "the job finished without it")
+        self.world.emit("stop", -1, "{} hears that the job is complete", self.node)
 
-    def _runs(self, ward: Ward) -> bool:
-        return Died not in ward.newest
+    @property
+    def at_rest(self) -> bool:
+        """Nothing runs here, and nothing will be started."""
+        ended = self.complete or bool(self.stopped)
+        return self.process.alive and all(w.gone or (ended and w.trainer is None) for w in self.wards.values())
+
+    # --- groups ----------------------------------------------------------------------------------------------
 
     def _start(self, group: int) -> None:
         ward = self.wards[group] = Ward(self.world.next_incarnation(group))
@@ -223,12 +240,16 @@ class Supervisor:
 
     def _pass_on(self, ward: Ward, report: Report) -> None:
         self.world.emit("report", ward.member.group, "{}", report)
-        ward.newest[type(report)] = report
-        if isinstance(report, Finished):
-            self.complete = True
-            ward.wanted = False
-        if isinstance(report, Ready):
-            ward.newest.pop(Suspected, None)
+        self.told.record(report)
+        match report:
+            case Ready():
+                ward.ready, ward.suspected = True, False
+            case Suspected():
+                ward.suspected = True
+            case Finished():
+                ward.finished, ward.wanted, self.complete = True, False, True
+            case Died():
+                ward.runs = False
         self._send(report)
 
     def _end(self, ward: Ward, cause: str) -> None:
@@ -242,8 +263,17 @@ class Supervisor:
         if cause.startswith("leave"):
             ward.wanted = False
         self._pass_on(ward, Died(ward.member, cause))
+        if ward.finished:
+            self._end_late(settled=False)
+            self.process.after(FINISH_GRACE, lambda: self._end_late(settled=True))
         if ward.wanted and not self.complete and not self.stopped:
             self._start(ward.member.group)
+
+    def _end_late(self, settled: bool) -> None:
+        """A group here has finished. Whoever holds no state has nobody left to heal from; the others are given time."""
+        for ward in self.wards.values():
+            if ward.trainer is not None and (settled or not ward.trainer.stepper.settled):
+                self._end(ward, "the job finished without it")
 
     def _all_die(self) -> None:
         for ward in self.wards.values():
@@ -261,11 +291,11 @@ class Supervisor:
     def suspect(self, group: int) -> None:
         """A false alarm: the member is only slow, and is seen to go on soon after."""
         ward = self.wards.get(group)
-        if ward is not None and ward.trainer is not None and Ready in ward.newest and self._runs(ward):
+        if ward is not None and ward.trainer is not None and ward.ready and ward.runs:
             self._accuse(ward, "no progress seen (a false alarm)")
 
     def _suspect(self, ward: Ward) -> None:
-        if ward.trainer is not None and ward.trainer.process.paused and self._runs(ward) and Ready in ward.newest:
+        if ward.trainer is not None and ward.trainer.process.paused and ward.ready and ward.runs:
             self._accuse(ward, "stopped")
 
     def _accuse(self, ward: Ward, why: str) -> None:
@@ -273,15 +303,15 @@ class Supervisor:
         self.process.after(0.3, lambda: self._look_again(ward))
 
     def _look_again(self, ward: Ward) -> None:
-        if ward.trainer is None or not self._runs(ward) or Suspected not in ward.newest:
+        if ward.trainer is None or not ward.runs or not ward.suspected:
             return
         if ward.trainer.process.paused:
             self.process.after(0.3, lambda: self._look_again(ward))
-        else:
-            self._pass_on(ward, ward.newest[Ready])
+        elif (ready := self.told.ready(ward.member)) is not None:
+            self._pass_on(ward, ready)
 
     def _give_up(self, ward: Ward) -> None:
-        if ward.trainer is not None and ward.trainer.process.paused and Suspected in ward.newest:
+        if ward.trainer is not None and ward.trainer.process.paused and ward.suspected:
             self._end(ward, "stopped for too long, killed by its agent")
 
 

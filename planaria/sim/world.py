@@ -182,9 +182,9 @@ class World:
         return [t for t in self.trainers.values() if t.process.alive and self.checker.included(t.member, NO_QUORUM)]
 
     def _is_over(self) -> bool:
-        if all(s.stopped for s in self.supervisors.values()):
-            return True
-        return bool(self.checker.finishers) and not self.holders()
+        """Every agent has come to its end, also those that had no part in the last step."""
+        over = self.checker.finishers or all(s.stopped for s in self.supervisors.values())
+        return bool(over) and all(s.at_rest for s in self.supervisors.values())
 
     def run(self) -> Outcome:
         try:
@@ -240,6 +240,14 @@ class World:
             self.checker.fail(f"{holders}, but: {reason}")
         if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders()]):
             self.checker.fail(f"no step was exchanged, and {fresh} could start, but: {reason}")
+
+    def check_complete(self, node: str) -> None:
+        """Somebody says to ``node`` that the job is complete and needs none of its groups."""
+        if not self.checker.finishers:
+            self.checker.fail(f"{node} is told that the job is complete, but nobody has finished")
+        for trainer in self.holders():
+            if trainer.node == node and trainer.member in self.checker.quorums[-1].members:
+                self.checker.fail(f"{node} is told that the job is complete without it, but has {trainer.describe()}")
 
     def _states(self) -> str:
         alive = [t for t in self.trainers.values() if t.process.alive]

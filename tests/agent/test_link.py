@@ -12,7 +12,6 @@ import pytest
 
 from planaria.agent.lighthouse import LighthouseChild
 from planaria.agent.link import Link
-from planaria.agent.told import Told
 from planaria.core.messages import (
     Adopted,
     Desired,
@@ -30,6 +29,7 @@ from planaria.core.messages import (
     Ready,
     Welcome,
 )
+from planaria.core.told import Told
 from planaria.errors import UsageError
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.core.assignment import contiguous, dedupe, fill, slots, weights_of
+from planaria.core.assignment import RESOLUTION, _speeds, contiguous, dedupe, fill, slots, weights_of
 from planaria.core.tree import maximal_nodes
 
 quick = settings(max_examples=60, deadline=None)  # no deadline: the machine may be busy
@@ -60,6 +60,16 @@ def test_equal_members_get_equal_runs() -> None:
 
 def test_a_member_twice_as_fast_gets_twice_as_much() -> None:
     assert contiguous(9, [2.0, 1.0]) == sets({0, 1, 2, 3, 4, 5}, {6, 7, 8})
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.37, 1e-300, 0.0, -1.0, math.inf, math.nan])
+def test_equal_weights_of_any_kind_are_equal_speeds_without_arithmetic(
+    weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every member asks after every step, and exact fractions of a thousand weights take milliseconds."""
+    slightly = _speeds([weight] * 3 + [math.nan])  # not all equal, but the last counts as the median of the others
+    monkeypatch.setattr("planaria.core.assignment.Fraction", None)
+    assert _speeds([weight] * 4) == slightly == (RESOLUTION,) * 4
 
 
 def test_the_unit_of_the_weights_does_not_matter() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from planaria.core.attendance import STALL_BEATS, Attendance
-from planaria.core.messages import NO_QUORUM, Member, Phase, Pulse, Quorum, QuorumId, Ready
+from planaria.core.messages import NO_QUORUM, Member, Phase, Pulse, QuorumId, Ready
 from planaria.core.roster import State
 
 
@@ -33,7 +36,7 @@ def pass_time(seen: Attendance, until: float, *beating: int) -> list[str]:
     """Looks twice a second, while the agents of the groups ``beating`` are heard."""
     silent: list[str] = []
     while seen.now < until:
-        silent += seen.look(seen.now + 0.5)
+        silent += [name for name, _ in seen.look(seen.now + 0.5)]
         for group in beating:
             seen.heard(f"a{group}")
         for name in silent:
@@ -71,14 +74,6 @@ def test_until_an_agent_has_told_everything_its_groups_are_not_told_anything() -
     assert [g.member for g in seen.tellable()] == [member(0)]
 
 
-def test_whoever_is_at_work_is_usable_though_silent() -> None:
-    seen = attendance(0, 1)
-    seen.lost("a1")
-    both = Quorum(QuorumId(1, 1), (member(0), member(1)), ("", ""), True, "")
-    assert seen.usable(seen.groups[1], both)
-    assert not seen.usable(seen.groups[1], None)
-
-
 @pytest.mark.parametrize("state", [State.DEAD, State.REFUSED, State.SUSPECT])
 def test_who_must_be_replaced(state: State) -> None:
     seen = attendance(0)
@@ -92,7 +87,7 @@ def test_a_finished_member_is_neither_gone_nor_waited_for() -> None:
     seen = attendance(0)
     seen.groups[0].state = State.FINISHED
     assert not seen.gone(member(0), trouble=True)
-    assert seen.certain(member(0)) and seen.finished()
+    assert seen.certain(member(0)) and seen.over(member(0))
 
 
 def test_a_suspect_whose_agent_is_silent_is_not_certain() -> None:
@@ -146,8 +141,45 @@ def test_veterans_are_those_who_held_a_state_and_live() -> None:
     assert not seen.groups[0].settled and len(seen.veterans()) == 1
 
 
-def test_the_next_look_is_soon_enough() -> None:
+def test_nobody_is_looked_at_before_a_silence_can_be_too_long() -> None:
+    assert Attendance().look_at == math.inf
     seen = attendance(0, 1)
-    due = seen.next_look()
-    assert due is not None and 0.0 < due <= 1.0 + seen.now
-    assert Attendance().next_look() is None
+    pass_time(seen, 8.0, 0, 1)  # both beat: now three beats missed are too long
+    due = seen.look_at
+    assert seen.at < due <= seen.at + 10.0
+    pass_time(seen, 10.5, 0)
+    assert seen.agents["a1"].connected, "three seconds are not over"
+    assert pass_time(seen, 11.0, 0) == ["a1"]
+
+
+def test_news_is_who_comes_is_lost_comes_back_or_has_another_agent() -> None:
+    def news(seen: Attendance) -> bool:
+        told, seen.news = seen.news, False
+        return told
+
+    seen = attendance(0)
+    assert news(seen)
+    pulse = Pulse(member(0), Phase.COMPUTING, 1, NO_QUORUM, 0.0, 0.1)
+    seen.heard("a0")
+    seen.pulse("a0", pulse)
+    assert not news(seen), "a heartbeat of somebody known"
+    seen.pulse("a0", replace(pulse, member=member(0, 1)))
+    assert news(seen), "a new incarnation"
+    seen.lost("a0")
+    assert news(seen)
+    seen.heard("a1")
+    assert news(seen), "a new agent"
+    seen.pulse("a1", replace(pulse, member=member(0, 1)))
+    assert news(seen), "another agent has the group now"
+    seen.heard("a0")
+    assert news(seen), "it is back"
+
+
+def test_a_stall_follows_the_slowest_step_as_it_is_now() -> None:
+    seen = attendance(0, 1)
+    seen.lost("a1")
+    stalls = []
+    for seconds in (1.0, 20.0, 1.0):
+        seen.pulse("a0", Pulse(member(0), Phase.COMPUTING, 0, NO_QUORUM, 0.0, seconds))
+        stalls.append(seen.next_stall())
+    assert stalls[0] == stalls[2] and stalls[1] == pytest.approx(stalls[0] + STALL_BEATS * 19.0)

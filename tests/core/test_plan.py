@@ -236,28 +236,53 @@ def test_the_job_is_complete_when_one_has_finished_and_nobody_runs() -> None:
 
 
 def test_nobody_is_started_or_drained_once_one_has_finished() -> None:
-    view = seen(group(0, FINISHED, since=NOW), group(1, done=True), group(2, DEAD), group(3, DRAINED))
+    view = seen(group(0, FINISHED, since=NOW, done=True), group(1, done=True), group(2, DEAD), group(3, DRAINED))
     assert plan(spec(4), view, NOW) == []
     assert plan(spec(1), view, NOW) == []
 
 
 def test_whoever_has_made_the_last_step_may_evaluate_and_save_for_long() -> None:
-    view = seen(group(0, FINISHED, since=NOW), group(1, done=True))
+    view = seen(group(0, FINISHED, since=NOW, done=True), group(1, done=True))
     assert plan(spec(2), view, NOW + 3600) == []
     assert next_wakeup(spec(2), view, NOW) is None
 
 
 def test_whoever_came_too_late_is_ended() -> None:
     asked = spec(2, finish_grace=10.0)
-    view = seen(group(0, FINISHED, since=NOW), group(1))
+    view = seen(group(0, FINISHED, since=NOW, done=True), group(1))
     assert plan(asked, view, NOW + 9) == []
     assert next_wakeup(asked, view, NOW + 9) == NOW + 10
     assert plan(asked, view, NOW + 10) == [Kill(1, "the job finished without it")]
 
 
 def test_a_joiner_that_never_settled_is_ended_with_the_job() -> None:
-    view = seen(group(0, FINISHED, since=NOW), group(1, settled=False))
+    view = seen(group(0, FINISHED, since=NOW, done=True), group(1, settled=False))
     assert [type(action) for action in plan(spec(2, finish_grace=10.0), view, NOW)] == [Kill]
+
+
+def test_one_that_left_early_hurries_nobody_however_long_a_step_takes() -> None:
+    """Its script ended the loop, and the others have not said yet whether they do the same or go on."""
+    view = seen(group(0, FINISHED, since=NOW), group(1), group(2, settled=False), group(3, DEAD))
+    assert plan(spec(4, finish_grace=10.0), view, NOW + 3600) == []
+    assert next_wakeup(spec(4, finish_grace=10.0), view, NOW) is None
+    last_made = seen(group(0, FINISHED, since=NOW), group(1), group(2, FINISHED, since=NOW + 90, done=True))
+    assert next_wakeup(spec(3, finish_grace=10.0), last_made, NOW + 95) == NOW + 100, "not from when group 0 left"
+
+
+def test_when_all_have_left_early_a_joiner_is_not_waited_for() -> None:
+    view = seen(group(0, FINISHED, since=NOW), group(1, FINISHED, since=NOW), group(2, settled=False))
+    assert plan(spec(3), view, NOW) == [Kill(2, "every group that held the state has left")]
+    view = seen(group(0, FINISHED, since=NOW), group(1, FINISHED, since=NOW), group(2, DEAD))
+    assert plan(spec(3), view, NOW) == [Finish(0, "all groups left their loop early")]
+
+
+def test_a_suspect_among_those_who_have_not_left_yet_is_replaced_by_nobody() -> None:
+    asked = spec(3, suspect_patience=30.0)
+    view = seen(group(0, FINISHED, since=NOW), group(1, suspected_since=NOW), group(2))
+    assert plan(asked, view, NOW + 29) == [] and next_wakeup(asked, view, NOW + 29) == NOW + 30
+    assert [type(a) for a in plan(asked, view, NOW + 30)] == [Kill]
+    alone = seen(group(0, FINISHED, since=NOW), group(1, suspected_since=NOW))
+    assert plan(asked, alone, NOW + 3600) == [], "it may be the last that holds the state"
 
 
 def test_exit_code_zero_before_the_last_step_is_a_failure_like_others() -> None:

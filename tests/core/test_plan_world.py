@@ -99,10 +99,11 @@ class World:
         self.put(ObservedGroup(id, incarnation, RUNNING))
         self.born[id] = self.now
 
-    def die(self, id: int, exit_code: int) -> None:
+    def die(self, id: int, exit_code: int, leaves: bool = False) -> None:
+        """``leaves``: by its script's own decision, with all that is committed."""
         old = self.get(id)
         assert old is not None
-        if exit_code == 0 and old.done:
+        if exit_code == 0 and (old.done or leaves):
             state = FINISHED
         elif old.state is DRAINING:
             state = DRAINED
@@ -111,11 +112,21 @@ class World:
         failures = quick_failures(self.spec, old.quick_failures, self.now - self.born[id], old.settled)
         self.put(ObservedGroup(id, old.incarnation, state, self.now, exit_code, quick_failures=failures, done=old.done))
 
+    def others_go_on(self) -> None:
+        """They make a step without those that have left, who are let go, as their agent does."""
+        if any(g.settled and not g.done for g in self.live()):
+            for gone in self.view.having(FINISHED):
+                if not gone.done:
+                    self.put(replace(gone, state=DRAINED))
+                    self.spec = replace(self.spec, desired=max(1, self.spec.desired - 1))
+
     def happen(self, event: str, pick: int) -> None:
         if event == "time":
             self.now += pick / 2
         elif event == "wakeup":
             self.wake()
+        elif event == "a step":
+            self.others_go_on()
         elif event == "scale":
             self.spec = replace(self.spec, desired=1 + pick % 5)
         elif self.live():
@@ -124,6 +135,8 @@ class World:
     def happen_to(self, old: ObservedGroup, event: str) -> None:
         if event in ("killed", "failed", "refused", "left"):
             self.die(old.group, {"killed": -9, "failed": 1, "refused": 2, "left": 0}[event])
+        elif event == "leaves" and old.settled:
+            self.die(old.group, 0, leaves=True)
         elif event == "settles":
             self.view = replace(self.view, committed=True)
             self.put(replace(old, settled=True))
@@ -163,7 +176,7 @@ EVENTS = [
     "settles",
     "done",
 ]
-EVENTS += ["suspected", "killed", "failed"]
+EVENTS += ["suspected", "killed", "failed", "leaves", "a step"]
 SPECS = st.builds(
     PlanSpec,
     desired=st.integers(1, 5),
@@ -205,7 +218,10 @@ def test_once_nothing_more_happens_all_groups_run_again_or_the_job_ends(
             world.put(replace(old, settled=True, suspected_since=None))
             if old.state is DRAINING:
                 world.die(old.group, 0)
+        world.others_go_on()
         world.act()
+        if world.ended:
+            return
         if next_wakeup(world.spec, world.view, world.now) is None and not world.view.having(DRAINING):
             break
         world.wake()

@@ -19,10 +19,12 @@ from planaria.core.messages import (
     Adopted,
     Desired,
     Died,
+    Finished,
     Member,
     Publish,
     QuorumId,
     Refuse,
+    Stop,
     Synced,
     Welcome,
 )
@@ -152,6 +154,31 @@ async def test_an_agent_that_comes_back_is_told_what_it_missed(server: Server) -
         await a.connect(Adopted(Member(0, 0), first.quorum.id, 3))
         heard = await a.wait_for(Publish, lambda p: p.quorum.id == missed.quorum.id)
         assert heard.quorum == missed.quorum and heard.member == Member(0, 0)
+
+
+async def test_an_agent_that_is_too_late_for_a_complete_job_is_told_so(server: Server) -> None:
+    async with FakeAgent(server.address, "a", groups=1) as a:
+        await a.ready(0)
+        first = await a.wait_for(Publish)
+        await a.adopt(first.quorum)
+        await a.tell(Finished(Member(0, 0), 100, "d"))
+        async with FakeAgent(server.address, "late", groups=1) as late:
+            assert (await late.wait_for(Stop)).reason == ""
+        assert not any(isinstance(order, Stop) for order in a.orders)
+
+
+async def test_after_a_complete_run_a_restarted_lighthouse_takes_the_next_one_for_a_new_one(tmp_path: Path) -> None:
+    for epoch in (1, 2):
+        async with Server(Store.open(tmp_path / "db")) as server:
+            await server.start("127.0.0.1:0")
+            async with FakeAgent(server.address, f"a{epoch}", groups=1) as agent:
+                await agent.ready(0)
+                quorum = (await agent.wait_for(Publish)).quorum
+                assert quorum.founding and quorum.id == QuorumId(epoch, 1)
+                await agent.adopt(quorum)
+                await agent.tell(Finished(Member(0, 0), 100, "d"), Died(Member(0, 0), "exit 0"))
+                job = server.jobs.find("train")
+                await eventually(lambda kinds=job.events_by_kind: kinds["complete"] == 1)
 
 
 async def test_a_slow_reader_is_cut_off_and_the_others_are_served(

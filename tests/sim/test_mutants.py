@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planaria.core import stepper as core
-from planaria.core.messages import NO_QUORUM, ControlWord, Policy, Quorum, QuorumId
+from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId
 from planaria.core.quorum import Lighthouse
 from planaria.core.roster import Effect, Persist
 from planaria.core.stepper import Stepper
@@ -149,11 +149,9 @@ class ForgetsVeterans(Lighthouse):
 class HurriesChanges(Lighthouse):
     """Publishes a planned change before the last one was taken by all."""
 
-    def _plan(self, current: Quorum) -> None:
-        for member in current.members:
-            if (view := self.seen.of(member)) is not None:
-                view.adopted = max(view.adopted, current.id)
-        super()._plan(current)
+    def _plan(self) -> None:
+        self._awaited.clear()
+        super()._plan()
 
 
 class ExpectsNoLeave(Lighthouse):
@@ -161,6 +159,35 @@ class ExpectsNoLeave(Lighthouse):
 
     def _leaving(self, member):  # type: ignore[no-untyped-def]
         return False
+
+
+class KeepsLateJoiners(Lighthouse):
+    """Leaves agents waiting whose groups came too late to have a part in the end of the job."""
+
+    def _dismiss(self) -> None:
+        pass
+
+
+class DismissesTooEarly(Lighthouse):
+    """Takes the end of the first group to have finished for the end of all."""
+
+    def _in_force(self, member: Member) -> bool:
+        return not self.complete and super()._in_force(member)
+
+
+class SleepsTooLong(Lighthouse):
+    """Decides on news alone: what only becomes due is never done."""
+
+    def _due(self) -> list[float]:
+        return []
+
+
+class NeverSleeps(Lighthouse):
+    """No mistake: takes every event for news, as if decisions cost nothing."""
+
+    def _end(self) -> list[Effect]:
+        self._news = True
+        return super()._end()
 
 
 def hunt(
@@ -201,6 +228,9 @@ LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
     (ForgetsVeterans, MEMBER_FAULTS),
     (HurriesChanges, PLANNED),
     (ExpectsNoLeave, PLANNED),
+    (KeepsLateJoiners, MEMBER_FAULTS),
+    (DismissesTooEarly, MEMBER_FAULTS),
+    (SleepsTooLong, MEMBER_FAULTS),
 ]
 
 
@@ -219,3 +249,10 @@ def test_without_a_mistake_nothing_is_found(menu: tuple[str, ...]) -> None:
     for seed in range(40):
         outcome = World(random_scenario(seed, BASE, menu)).run()
         assert not outcome.failed, f"seed {seed}: {outcome.verdict}"
+
+
+def test_what_is_taken_for_no_news_would_have_changed_no_decision() -> None:
+    for seed in range(150):
+        scenario = random_scenario(seed, BASE)
+        lazy, eager = (World(scenario, lighthouse=kind, keep_trace=True).run() for kind in (Lighthouse, NeverSleeps))
+        assert lazy.lines == eager.lines, f"seed {seed}"

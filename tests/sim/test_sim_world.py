@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,6 +181,25 @@ def test_two_processes_see_the_same_as_one(capsys: pytest.CaptureFixture[str]) -
         main(["--seeds", "30", "--jobs", jobs, "--groups", "2", "--shards", "3", "--steps", "3", "-v"])
         said.append([text for text in capsys.readouterr().out.splitlines() if text.startswith("seed ")])
     assert said[0] == said[1] and len(said[0]) == 30
+
+
+def test_every_seed_is_counted_once_and_a_failure_is_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(start: int, seeds: int, base: Scenario, jobs: int) -> Iterator[Outcome]:
+        for seed in range(start, start + seeds):
+            verdict = ("finished", "stopped", f"broken in its own way {seed}")[seed % 3]
+            yield Outcome(seed, verdict, seed % 3 == 2, 360.0, 10, 2, [])
+
+    monkeypatch.setattr("planaria.sim.__main__.outcomes", run)
+    assert main(["--seeds", "9", "--keep-going", "9", "--groups", "1", "--steps", "2"]) == 1
+    assert (
+        "9 seeds from 0: 3 FAILED, 3 finished, 3 stopped; 90 commits under 18 quorums in 0.9" in capsys.readouterr().out
+    )
+    assert main(["--seeds", "9", "--keep-going", "2", "--groups", "1", "--steps", "2"]) == 1
+    assert "6 seeds from 0: 2 FAILED, 2 finished, 2 stopped" in capsys.readouterr().out, "ends at the second"
+    assert main(["--seeds", "2", "--groups", "1", "--steps", "2"]) == 0
+    assert "2 seeds from 0: 1 finished, 1 stopped" in capsys.readouterr().out
 
 
 def test_a_failing_seed_is_shrunk_shown_and_saved(

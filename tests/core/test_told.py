@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planaria.agent.told import Told
 from planaria.core.messages import (
+    NO_QUORUM,
     Adopted,
     Died,
     Finished,
@@ -16,12 +16,13 @@ from planaria.core.messages import (
     Synced,
     Trouble,
 )
+from planaria.core.told import Told
 
 A, B = Member(0, 0), Member(1, 0)
 
 
-def ready(member: Member, address: str = "a:1") -> Ready:
-    return Ready(member, address, (), "d", 8, 100)
+def ready(member: Member, after: QuorumId = NO_QUORUM) -> Ready:
+    return Ready(member, "a:1", (), "d", 8, 100, after)
 
 
 def after(*reports: Report) -> list[Report]:
@@ -48,8 +49,8 @@ def test_fenced_member_is_ready_again() -> None:
         Adopted(A, QuorumId(1, 1), 3),
         Suspected(A, "stopped"),
         Trouble(A, QuorumId(1, 1), 3, "x"),
-        ready(A, "b:2"),
-    ) == [ready(A, "b:2"), Adopted(A, QuorumId(1, 1), 3)]
+        ready(A, QuorumId(1, 2)),
+    ) == [ready(A, QuorumId(1, 2)), Adopted(A, QuorumId(1, 1), 3)]
 
 
 def test_suspicion_stays_until_life_is_shown() -> None:
@@ -63,6 +64,26 @@ def test_trouble_counts_until_a_newer_quorum() -> None:
     assert trouble in after(Adopted(A, QuorumId(1, 2), 4), trouble)
     assert trouble in after(Adopted(A, QuorumId(1, 2), 4), trouble, Adopted(A, QuorumId(1, 2), 4))
     assert trouble not in after(Adopted(A, QuorumId(1, 2), 4), trouble, Adopted(A, QuorumId(1, 3), 4))
+
+
+def test_being_ready_again_does_not_mend_a_newer_quorum() -> None:
+    """It takes a suspicion back, or its roll call found nobody settled: the planned quorum that broke is still broken,
+    and a lighthouse that has only been told of it here would wait for it for ever."""
+    trouble = Trouble(A, QuorumId(1, 3), 4, "broke")
+    for again in (ready(A), ready(A, QuorumId(1, 2))):
+        assert trouble in after(ready(A), Adopted(A, QuorumId(1, 2), 4), trouble, again)
+    assert trouble not in after(ready(A), Adopted(A, QuorumId(1, 2), 4), trouble, ready(A, QuorumId(1, 3)))
+
+
+def test_the_newest_ready_takes_a_suspicion_back() -> None:
+    told = Told()
+    assert told.ready(A) is None
+    for report in (ready(A), ready(A, QuorumId(1, 2)), Suspected(A, "stopped")):
+        told.record(report)
+    again = told.ready(A)
+    assert again == ready(A, QuorumId(1, 2))
+    told.record(again)
+    assert told.again() == [again]
 
 
 def test_the_dead_are_only_dead() -> None:

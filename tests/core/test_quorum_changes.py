@@ -1,0 +1,108 @@
+"""Golden scenarios of the lighthouse: what operators ask for, and planned changes that fail."""
+
+from __future__ import annotations
+
+import pytest
+from quorum_desk import working
+
+from planaria.core.messages import (
+    Kill,
+)
+from planaria.core.quorum import REPLAN_DELAY
+from planaria.core.roster import Send
+
+
+def test_a_drained_group_leaves_by_a_planned_change_and_its_end_is_no_loss() -> None:
+    desk = working()
+    assert desk.lines(desk.lighthouse.drain(1, desk.now)) == [
+        "a1: drain",
+        "store 1.2 [0 2]",
+        "a0: planned 1.2 [0 2]",
+        "a1: planned 1.2 [0 2]",
+        "a2: planned 1.2 [0 2]",
+    ]
+    assert desk.dies(1) == [], "it left before the others have said that they took the change"
+    assert desk.adopts(0, 2) == []
+    assert desk.adopts(2, 2) == []
+
+
+def test_a_drained_group_that_died_too_early_is_a_loss() -> None:
+    desk = working()
+    desk.lighthouse.drain(1, desk.now)
+    desk.dies(1)
+    assert desk.trouble(0, 1)[0] == "store 1.3 [0 2]"
+
+
+def test_the_last_group_cannot_be_drained_or_evicted() -> None:
+    desk = working(1)
+    with pytest.raises(ValueError, match="is the only one that works"):
+        desk.lighthouse.drain(0, desk.now)
+    with pytest.raises(ValueError, match="is the only one that holds the state"):
+        desk.lighthouse.evict(0, desk.now)
+
+
+def test_who_leaves_stays_until_a_joiner_has_healed() -> None:
+    desk = working(2)
+    desk.dies(1)
+    desk.adopts(0, 2)
+    desk.ready(1)  # 1.3 is planned
+    assert desk.lines(desk.lighthouse.drain(0, desk.now)) == ["a0: drain"]
+    assert desk.adopts(0, 3, step=4) == []
+    assert desk.adopts(1, 3, step=4)[0] == "store 1.4 [1.1]", "the joiner has healed"
+
+
+def test_scaling_down_drains_the_highest_groups() -> None:
+    desk = working(4)
+    found = desk.lines(desk.lighthouse.scale(2, desk.now))
+    assert found[:2] == ["a2: drain", "a3: drain"]
+    assert "store 1.2 [0 1]" in found
+    assert found.count("a0: desired") == 1
+
+
+def test_more_groups_than_shards_cannot_work() -> None:
+    with pytest.raises(ValueError, match="6 shards a step, so at most 6 groups"):
+        working().lighthouse.scale(7, 100.0)
+
+
+def test_a_kill_goes_to_the_group_s_agent() -> None:
+    desk = working()
+    effects = desk.lighthouse.kill(1, 15, desk.now)
+    assert Send("a1", Kill(1, 15)) in effects
+
+
+def test_unknown_groups_are_named_with_those_that_are_known() -> None:
+    with pytest.raises(ValueError, match="job job has no running group 9 \\(known groups: 0, 1, 2\\)"):
+        working().lighthouse.kill(9, 9, 100.0)
+
+
+# --- planned changes that fail --------------------------------------------------------------------------------
+
+
+def test_a_planned_change_that_cannot_be_built_is_proposed_again_later() -> None:
+    desk = working(2)
+    desk.dies(1)
+    desk.adopts(0, 2)
+    desk.ready(1)
+    assert desk.trouble(0, 3) == [], "withdrawn; the old quorum goes on"
+    assert desk.wait(REPLAN_DELAY[0] - 0.01) == []
+    assert desk.wait(0.02)[0] == "store 1.4 [0 1.1]"
+
+
+def test_a_planned_change_that_was_taken_and_then_broke_is_replaced() -> None:
+    """Group 0 has switched when the joiner dies: its trouble is with the quorum in force, not with a mere plan."""
+    desk = working(2)
+    desk.dies(1)
+    desk.adopts(0, 2)
+    desk.ready(1)
+    desk.adopts(0, 3, step=2)
+    desk.trouble(0, 3, step=2)
+    assert desk.dies(1) == ["store 1.4 [0]", "a0: urgent 1.4 [0]"]
+
+
+def test_a_joiner_that_dies_again_is_simply_forgotten() -> None:
+    desk = working(2)
+    desk.dies(1)
+    desk.adopts(0, 2)
+    desk.ready(1)
+    assert desk.dies(1) == []
+    assert desk.ready(1)[0] == "store 1.4 [0 1.2]"

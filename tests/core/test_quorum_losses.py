@@ -1,0 +1,188 @@
+"""Golden scenarios of the lighthouse: deaths, broken communicators, suspects, and what silence means."""
+
+from __future__ import annotations
+
+from quorum_desk import working
+
+from planaria.core.messages import (
+    Adopted,
+    QuorumId,
+)
+
+
+def test_a_death_is_answered_at_once() -> None:
+    desk = working()
+    assert desk.dies(1) == ["store 1.2 [0 2]", "a0: urgent 1.2 [0 2]", "a2: urgent 1.2 [0 2]"]
+
+
+def test_a_restarted_group_joins_by_a_planned_change() -> None:
+    desk = working()
+    desk.dies(1)
+    desk.ready(1)
+    desk.adopts(0, 2)
+    assert desk.adopts(2, 2)[0] == "store 1.3 [0 1.1 2]"
+
+
+def test_a_broken_communicator_waits_a_moment_for_a_death_to_be_told() -> None:
+    desk = working()
+    assert desk.trouble(0, 1) == []
+    assert desk.wait(0.01) == []
+    assert desk.dies(1)[0] == "store 1.2 [0 2]"
+    assert desk.wait(1.0) == []
+
+
+def test_a_broken_communicator_without_a_death_is_formed_again() -> None:
+    desk = working()
+    desk.trouble(0, 1)
+    assert desk.wait(0.1)[0] == "store 1.2 [0 1 2]"
+    assert desk.trouble(1, 1) == [] and desk.wait(1.0) == [], "the other members' trouble with the old one is old news"
+
+
+def test_two_members_that_cannot_reach_each_other_are_parted() -> None:
+    desk = working()
+    stored = []
+    for number in (1, 2, 3, 4):
+        desk.trouble(0, number)
+        stored.append(desk.wait(1.0)[0])
+    assert stored == ["store 1.2 [0 1 2]", "store 1.3 [0 1 2]", "store 1.4 [0 1]", "store 1.5 [0 2]"]
+
+
+def test_progress_makes_an_end_of_strikes() -> None:
+    desk = working()
+    for number in (1, 2):
+        desk.trouble(0, number)
+        desk.wait(1.0)
+    for group in range(3):
+        desk.adopts(group, 3, step=5)
+    desk.trouble(0, 3, step=5)
+    assert desk.wait(1.0)[0] == "store 1.4 [0 1 2]"
+
+
+def test_a_suspect_is_fenced_and_comes_back() -> None:
+    desk = working()
+    assert desk.suspects(1) == [
+        "store 1.2 [0 2]",
+        "a0: urgent 1.2 [0 2]",
+        "a1: urgent 1.2 [0 2]",
+        "a2: urgent 1.2 [0 2]",
+    ], "the fenced one is told as well"
+    desk.adopts(0, 2)
+    desk.adopts(2, 2)
+    assert desk.ready(1, after=QuorumId(1, 2))[0] == "store 1.3 [0 1 2]"
+
+
+def test_the_only_holder_is_waited_for_while_it_is_only_suspected() -> None:
+    desk = working(1)
+    assert desk.suspects(0) == []
+    assert desk.wait(5.0) == []
+    assert desk.ready(0) == [], "its agent sees it go on: nothing has changed"
+    assert not desk.lighthouse.stopped
+
+
+def test_all_lost_ends_the_job_with_a_reason() -> None:
+    desk = working(2, step=4)
+    desk.dies(0)
+    found = desk.dies(1)
+    assert [text.split(":")[0] for text in found] == ["store 1.3 []", "a0", "a1"], "only who is not deposed may say so"
+    assert "every group that held the state is lost (last commit seen: step 4)" in found[1]
+    assert desk.connects(0)[1].startswith("a0: stop"), "an agent that comes later hears it too"
+
+
+def test_a_fenced_member_saves_the_job_when_the_others_die() -> None:
+    """Its state is older, but whole: with the same bits as ever, the job goes on from there."""
+    desk = working(2, step=4)
+    desk.suspects(0)
+    desk.adopts(1, 2, step=7)
+    assert desk.dies(1) == [], "group 0 may come back"
+    assert "a state is held only by group 0; waiting for them" in desk.events()[-1]
+    assert desk.ready(0, after=QuorumId(1, 2)) == ["store 1.3 [0]", "a0: founding 1.3 [0]"]
+
+
+def test_a_joiner_that_may_have_healed_is_asked_before_the_job_is_given_up() -> None:
+    desk = working(2)
+    desk.dies(1)
+    desk.adopts(0, 2)
+    desk.ready(1)
+    desk.adopts(0, 3, step=5)  # the planned one, with the joiner in it, is in force
+    assert desk.dies(0) == ["store 1.4 [1.1]", "a1: urgent 1.4 [1.1]"]
+    found = desk.ready(1, after=QuorumId(1, 4))  # its roll call: nobody here holds a state
+    assert "every group that held the state is lost" in found[1]
+
+
+# --- silence --------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_agent_is_no_loss_while_the_others_make_progress() -> None:
+    desk = working()
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    for second in range(30):
+        assert desk.wait(1.0) == []
+        assert desk.beat(0, second) == [] and desk.beat(1, second) == []
+
+
+def test_a_silent_agent_is_given_up_when_nobody_makes_progress() -> None:
+    desk = working()
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    found = []
+    for _ in range(6):
+        found += desk.wait(1.0)
+        desk.beat(0, 3)
+        desk.beat(1, 3)
+    assert found[0] == "store 1.2 [0 1]"
+
+
+def test_trouble_and_a_silent_agent_make_a_loss() -> None:
+    desk = working()
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    desk.trouble(0, 1)
+    assert desk.wait(0.1) == [
+        "store 1.2 [0 1]",
+        "a0: urgent 1.2 [0 1]",
+        "a1: urgent 1.2 [0 1]",
+        "a2: urgent 1.2 [0 1]",
+    ]
+
+
+def test_a_minority_waits_for_the_others_and_says_so() -> None:
+    desk = working(4)
+    for group in (1, 2, 3):
+        desk.lines(desk.lighthouse.agent_lost(f"a{group}", desk.now))
+    desk.trouble(0, 1)
+    assert desk.wait(60.0) == []
+    warning = "out of reach: groups 1, 2, 3 of quorum 1.1, and the others are no majority of it; waiting for them"
+    assert warning in desk.events()[-1]
+    assert desk.connects(1, desk.report(1), Adopted(desk.member(1), QuorumId(1, 1), 0))[:1] == ["a1: welcome"]
+    assert desk.wait(1.0) == [], "two of four are no majority either"
+    found = desk.connects(2, desk.report(2), Adopted(desk.member(2), QuorumId(1, 1), 0))
+    assert "store 1.2 [0 1 2]" in found
+
+
+def test_an_operator_may_say_that_the_missing_are_dead() -> None:
+    desk = working(3)
+    for group in (1, 2):
+        desk.lines(desk.lighthouse.agent_lost(f"a{group}", desk.now))
+    desk.trouble(0, 1)
+    assert desk.wait(60.0) == []
+    assert desk.lines(desk.lighthouse.evict(1, desk.now))[0] == "a1: kill"
+    assert desk.lines(desk.lighthouse.evict(2, desk.now))[1] == "store 1.2 [0]"
+
+
+def test_an_evicted_group_that_turns_up_is_killed() -> None:
+    desk = working(3)
+    desk.lines(desk.lighthouse.agent_lost("a1", desk.now))
+    desk.lighthouse.evict(1, desk.now)
+    assert "a1: kill" in desk.connects(1, desk.report(1))
+
+
+def test_a_lighthouse_that_was_stopped_condemns_nobody() -> None:
+    desk = working()
+    desk.now += 3600.0  # nobody called it for an hour
+    assert desk.beat(0, 50) == []
+    assert desk.wait(1.0) == []
+    assert desk.beat(1, 51) == [] and desk.beat(2, 51) == []
+
+
+def test_a_clock_that_goes_backwards_does_no_harm() -> None:
+    desk = working()
+    desk.now -= 50.0
+    assert desk.dies(1)[0] == "store 1.2 [0 2]"

@@ -1,0 +1,122 @@
+"""Golden scenarios of the lighthouse: what one that was started again knows, asks and leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quorum_desk import Desk, line, working
+
+from planaria.core.ledger import LAST_WORD_WINDOW
+from planaria.core.messages import (
+    Adopted,
+    Died,
+    Finished,
+    Member,
+    QuorumId,
+)
+from planaria.core.roster import LineageRecord, Persist, lineage_after
+
+MEMBERS = (Member(0, 0), Member(1, 0), Member(2, 0))
+LAST = LineageRecord("job", 1, 4, MEMBERS, lineage_after("", QuorumId(1, 4), MEMBERS), 7)
+
+
+def test_a_restarted_lighthouse_learns_everything_and_changes_nothing() -> None:
+    desk = Desk(3, epoch=2, last=LAST, ready=False)
+    for group in range(3):
+        found = desk.connects(group, desk.report(group), Adopted(desk.member(group), QuorumId(1, 4), 7))
+        assert found == [f"a{group}: welcome", f"a{group}: desired"]
+    assert desk.wait(20.0) == []
+    assert desk.lighthouse.current is not None and desk.lighthouse.current.id == QuorumId(1, 4)
+
+
+def test_after_a_restart_quorums_have_the_new_epoch_and_the_old_lineage() -> None:
+    desk = Desk(3, epoch=2, last=LAST, ready=False)
+    for group in range(3):
+        desk.connects(group, desk.report(group), Adopted(desk.member(group), QuorumId(1, 4), 7))
+    effects = desk.lighthouse.handle("a1", Died(Member(1, 0), "signal 9"), desk.now)
+    (record,) = [e.record for e in effects if isinstance(e, Persist)]
+    assert record.id == QuorumId(2, 1)
+    assert record.lineage == lineage_after(LAST.lineage, record.id, (Member(0, 0), Member(2, 0)))
+
+
+def test_after_a_restart_nothing_is_decided_before_all_were_heard() -> None:
+    desk = Desk(3, epoch=2, last=LAST, ready=False)
+    for group in (0, 1):
+        desk.connects(group, desk.report(group), Adopted(desk.member(group), QuorumId(1, 4), 7))
+    assert desk.trouble(0, 4) == [] and desk.wait(2.0) == []
+    found = desk.connects(2, desk.report(2), Adopted(desk.member(2), QuorumId(1, 4), 7))
+    assert "store 2.1 [0 1 2]" in [*found, *desk.wait(0.1)]
+
+
+def test_after_the_end_of_a_run_the_next_one_starts_afresh_and_the_lineage_goes_on() -> None:
+    ended = replace(LAST, members=())
+    desk = Desk(2, epoch=2, last=ended)
+    desk.ready(0)
+    effects = desk.lighthouse.handle("a1", desk.report(1), desk.now)
+    (record,) = [e.record for e in effects if isinstance(e, Persist)]
+    assert record.lineage == lineage_after(LAST.lineage, record.id, (Member(0, 0), Member(1, 0)))
+    assert line(effects[-2]) == "a1: founding 2.1 [0 1]"
+
+
+def test_a_quorum_that_was_stored_but_never_told_is_replaced() -> None:
+    desk = Desk(3, epoch=2, last=LAST, ready=False)
+    found = []
+    for group in range(3):
+        found += desk.connects(group, desk.report(group), Adopted(desk.member(group), QuorumId(1, 3), 7))
+    assert "store 2.1 [0 1 2]" in found
+
+
+def test_a_group_that_died_with_its_agent_is_missed_when_the_agent_is_back() -> None:
+    desk = working()
+    found = desk.connects(1)  # says hello, and nothing of the group that it had
+    assert "store 1.2 [0 2]" in found
+
+
+def test_what_was_published_during_a_broken_stream_is_told_again() -> None:
+    desk = working(4)
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    desk.dies(1)
+    desk.trouble(0, 1)
+    desk.wait(1.0)
+    found = desk.connects(2, desk.report(2), Adopted(desk.member(2), QuorumId(1, 1), 0))
+    assert "a2: urgent 1.2 [0 3]" in found, "it was fenced meanwhile"
+    assert found.index("a2: urgent 1.2 [0 3]") == len(found) - 1, "nothing newer was told before"
+
+
+def lost_in_a_restart() -> Desk:
+    """The only member of the last quorum died with its agent while there was no lighthouse; its next life is ready."""
+    alone = (Member(1, 0),)
+    desk = Desk(2, epoch=2, last=LineageRecord("job", 1, 4, alone, lineage_after("", QuorumId(1, 4), alone), 7))
+    desk.incarnations[1] = 1
+    desk.connects(1)
+    assert desk.ready(1) == []
+    return desk
+
+
+def test_after_a_restart_a_job_is_lost_only_when_every_agent_that_lives_could_have_been_heard() -> None:
+    desk = lost_in_a_restart()
+    found = desk.wait(LAST_WORD_WINDOW - 0.1)
+    assert found == [] and not desk.lighthouse.stopped
+    assert "every group that held the state is lost" in desk.wait(0.2)[1]
+
+
+def test_after_a_restart_a_fenced_holder_that_is_heard_late_saves_the_job() -> None:
+    desk = lost_in_a_restart()
+    desk.wait(LAST_WORD_WINDOW - 1.0)
+    fenced = desk.report(0, after=QuorumId(1, 4))
+    found = desk.connects(0, fenced, Adopted(desk.member(0), QuorumId(1, 3), 6))
+    assert found[-2:] == ["a0: founding 2.1 [0 1.1]", "a1: founding 2.1 [0 1.1]"]
+
+
+def test_after_a_complete_run_the_next_one_of_its_name_starts_afresh() -> None:
+    """Also under a later life of the lighthouse, which knows the first run from the store alone."""
+    desk = working(2)
+    stored = [
+        effect.record
+        for group in range(2)
+        for effect in desk.lighthouse.handle(f"a{group}", Finished(desk.member(group), 10, "d"), desk.now)
+        if isinstance(effect, Persist)
+    ]
+    again = Desk(2, epoch=2, last=stored[-1])
+    again.ready(0)
+    assert again.ready(1)[-1] == "a1: founding 2.1 [0 1]"
