@@ -1,18 +1,25 @@
 """torchtitan.train on a CPU: ``python -m tests.titan.on_cpu --module … --config …``, as ``-m torchtitan.train``.
 
-torchtitan trains on GPUs only. What it asks of a GPU is put in place here, for tests; nothing of this is in the package.
+torchtitan trains on GPUs only. What it asks of a GPU is put in place here, for tests; nothing of it is in the package.
+
+From the environment: TITAN_PAUSE, seconds before every forward, for tests that must meet a moment; TITAN_WEIGHTS, the
+file that gets the weights at the end.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
+import time
 import types
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+from planaria.train.titan import older_torch
 
 
 def prepare() -> None:
@@ -39,6 +46,30 @@ def prepare() -> None:
     from torchtitan.models.common.attention import FlexAttention
 
     FlexAttention._compiled_flex_attn = _attention
+    older_torch.patch()  # torchtitan by itself needs it, too
+
+
+def observe() -> None:
+    """Do what the environment asks for."""
+    from torchtitan.trainer import Trainer
+
+    compute, close = Trainer.forward_backward_step, Trainer.close
+    pause = float(os.environ.get("TITAN_PAUSE", "0"))
+
+    def slowly(trainer: Trainer, **batch: Any) -> torch.Tensor:
+        time.sleep(pause)
+        return compute(trainer, **batch)
+
+    def saving(trainer: Trainer) -> None:
+        parameters = [(n, p.detach()) for part in trainer.model_parts for n, p in part.named_parameters()]
+        weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in parameters}
+        if torch.distributed.get_rank() == 0:
+            torch.save(weights, os.environ["TITAN_WEIGHTS"])
+        close(trainer)
+
+    Trainer.forward_backward_step = slowly
+    if "TITAN_WEIGHTS" in os.environ:
+        Trainer.close = saving
 
 
 class _Device(types.ModuleType):
@@ -78,4 +109,5 @@ def _attention(
 
 if __name__ == "__main__":
     prepare()
+    observe()
     runpy.run_module("torchtitan.train", run_name="__main__", alter_sys=True)

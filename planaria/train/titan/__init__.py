@@ -23,7 +23,9 @@ def adapter(version: str | None = None) -> ModuleType:
     try:
         found = version or importlib.metadata.version("torchtitan")
     except importlib.metadata.PackageNotFoundError:
-        raise UsageError(f"torchtitan is not installed; pip install planaria[titan] brings it (supported: {supported})")
+        raise UsageError(
+            f"torchtitan is not installed; pip install planaria[titan] brings it (supported: {supported})"
+        ) from None
     minor = ".".join(found.split(".")[:2])
     if minor not in ADAPTERS:
         raise UsageError(

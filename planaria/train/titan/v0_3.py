@@ -1,7 +1,8 @@
 """torchtitan 0.3's Trainer with Planaria's steps: its model, parallelisms, optimizer, schedule, losses and metrics.
 
-Inside a group everything is torchtitan's. Across groups it is as if torchtitan ran with ``data_parallel_replicate_degree``
-V, the number of shards: the same split of the data, the same global batch, tokens weighted the same.
+Inside a group everything is torchtitan's. Across groups it is as if torchtitan ran with a
+``data_parallel_replicate_degree`` of V, the number of shards: the data is split alike, the global batch is the same,
+all tokens weigh the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.observability import structured_logger as sl
-from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 import planaria.torch as pt
@@ -174,7 +174,9 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
 def configurations(model: str) -> dict[str, Callable[[], Any]]:
     """torchtitan's configurations of a model, by name."""
     registry = import_module(f"torchtitan.models.{model}.config_registry")
-    theirs = {name: value for name, value in vars(registry).items() if getattr(value, "__module__", "") == registry.__name__}
+    theirs = {
+        name: value for name, value in vars(registry).items() if getattr(value, "__module__", "") == registry.__name__
+    }
     return {name: _wrapped(function) for name, function in theirs.items() if callable(function)}
 
 
@@ -186,7 +188,9 @@ def under_planaria(config: Any) -> Trainer.Config:
     """The configuration with a trainer of this file, and with defaults that it can work with."""
     ours = Trainer.Config(**{field.name: getattr(config, field.name) for field in fields(config)})
     ours.training = replace(ours.training, disable_cuda_graphs=True)
-    older_torch.adapt(ours)
+    if older_torch.OLDER:
+        older_torch.patch()
+        ours.parallelism = replace(ours.parallelism, spmd_backend=older_torch.SPMD_BACKEND)
     return ours
 
 

@@ -1,7 +1,7 @@
 """torchtitan 0.3's data loaders, read by shard.
 
-To its data, a job of V shards is data parallelism of degree V: shard ``v`` of a step is what torchtitan's loader of data
-rank ``v`` gives next. Whoever reads it, the position is committed with the step as one integer, the *cursor*.
+To its data, a job of V shards is data parallelism of degree V: shard ``v`` of a step is what torchtitan's loader of
+data rank ``v`` gives next. Whoever reads it, the position is committed with the step as one integer, the *cursor*.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShardedLoader(ShardedStream, Configurable):
         shards: int
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **kwargs: Any) -> None:
-        super().__init__(self._read, batch_size=1, collate_fn=list)
+        super().__init__(self._stream, batch_size=1, collate_fn=list)
         self.seconds: list[float] = []  # spent reading, for each batch
         self._inner = config.inner
         self._shards = config.shards
@@ -43,17 +43,18 @@ class ShardedLoader(ShardedStream, Configurable):
         self._text: HuggingFaceTextDataset | None = None
         # Worker processes read ahead, and do not tell how far they are.
         if isinstance(config.inner, HuggingFaceTextDataLoader.Config) and config.inner.num_workers == 0:
-            self._text = self._loader(0, 1).dataset
+            self._text = self.loader(0, 1).dataset
 
-    def _loader(self, rank: int, world: int) -> Any:
+    def loader(self, rank: int, world: int) -> Any:
+        """torchtitan's own, for one data rank of ``world``."""
         return self._inner.build(dp_rank=rank, dp_world_size=world, **self._arguments)
 
-    def _read(self, shard: int, cursor: int) -> Batches:
+    def _stream(self, shard: int, cursor: int) -> Batches:
         place = shard * self._ranks + self._rank, self._shards * self._ranks
         if self._text is not None:
             batches = TextShard(self._text, *place).read(cursor, self._arguments["local_batch_size"])
         else:
-            batches = islice(zip(self._loader(*place), count(1), strict=False), cursor, None)
+            batches = islice(zip(self.loader(*place), count(1), strict=False), cursor, None)
         while True:
             started = time.perf_counter()
             found = next(batches, None)
@@ -73,11 +74,15 @@ class TextShard(HuggingFaceTextDataset):
 
     def __init__(self, whole: HuggingFaceTextDataset, rank: int, world: int) -> None:
         self.__dict__.update(whole.__dict__)  # and no super().__init__: it would load the dataset again
-        self._original_data = self._data = split_dataset_by_node(whole._original_data, rank, world)
-        self._inputs_buffer, self._labels_buffer, self._positions_buffer = [], [], []
+        everything = whole._original_data
+        if isinstance(everything, Dataset) and len(everything) < world:
+            raise UsageError(f"{len(everything)} documents are too few for {world} shards, each of which needs its own")
+        self._data: Any = split_dataset_by_node(everything, rank, world)
+        self._original_data = self._data
+        self._inputs_buffer: list[int] = []
+        self._labels_buffer: list[int] = []
+        self._positions_buffer: list[int] = []
         self._rest: Iterator[Any] | None = None  # of the epoch in which the shard was opened
-        if isinstance(self._data, Dataset) and not len(self._data):
-            raise UsageError(f"the dataset has too few documents for {world} shards, each of which needs one at least")
 
     def read(self, cursor: int, size: int) -> Batches:
         """Batches of ``size`` samples from ``cursor`` on."""
@@ -104,15 +109,18 @@ class TextShard(HuggingFaceTextDataset):
         left = cursor & (1 << self.LEFT) - 1
         documents = cursor >> self.LEFT & (1 << self.DOCUMENTS) - 1
         epoch = cursor >> self.LEFT + self.DOCUMENTS
-        if isinstance(self._data, Dataset):  # shuffled anew in every epoch but the first: torchtitan does that
-            empty = {"inputs_buffer": [], "labels_buffer": [], "positions_buffer": []}
-            self.load_state_dict({**empty, "sample_idx": documents, "epoch": epoch})
+        before = max(documents - 1, 0)
+        if isinstance(self._data, Dataset):
+            buffers: dict[str, Any] = {"inputs_buffer": [], "labels_buffer": [], "positions_buffer": []}
+            self.load_state_dict({**buffers, "sample_idx": documents, "epoch": epoch})  # shuffles as for that epoch
+            rest = iter(self._data.skip(before))
         else:
             self._data.set_epoch(epoch)
+            # Read and dropped: skip() of a stream counts before it is split among shards.
+            rest = islice(iter(self._data), before, None)
         self._epoch, self._sample_idx = epoch, documents
         if documents:
-            self._rest = iter(self._data.skip(documents - 1))
-            last = self._text_processor(next(self._rest))
+            last, self._rest = self._text_processor(next(rest)), rest
             tokens = self._tokenizer.encode(last, add_bos=True, add_eos=True)
             start = len(tokens) - 1 - left
             self._inputs_buffer = tokens[start:-1]

@@ -1,0 +1,87 @@
+"""torchtitan's processes: by itself, and under Planaria."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from planaria.chaos.session import LocalRun, Script, with_home
+from tests.e2e.harness import PATIENCE, Run
+
+ON_CPU = Path(__file__).parent / "on_cpu.py"
+OURS = ("--module", "planaria.train.titan.llama3")
+# Sequences of 64 tokens, two in a batch: the debug model in a fraction of a second. bfloat16 would only be slower.
+SMALL = (
+    *("--training.seq_len", "64", "--training.local_batch_size", "2", "--debug.seed", "0"),
+    *("--training.mixed_precision_param", "float32", "--validator.no-enable", "--metrics.disable_color_printing"),
+)
+# What torchtitan by itself needs on an older torch; the adapter has these for defaults.
+THEIRS = (
+    *("--module", "llama3", "--training.disable_cuda_graphs", "--parallelism.spmd_backend", "partial_dtensor"),
+    *("--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", "1"),
+)
+
+
+class TitanRun(Run):
+    """``planaria run`` of torchtitan's trainer."""
+
+    def __init__(self, directory: Path, *args: str, groups: int = 2, options: tuple[str, ...] = ()) -> None:
+        super().__init__(directory, groups=groups)
+        self.script = Script(ON_CPU, args, groups)
+        self._run = LocalRun(self.script, directory, options)
+
+
+def alone(directory: Path, *args: str) -> str:
+    """Two shards in one process, no ``planaria run``: a job of one group, which leaves what it did in ``directory``.
+    Returns its output."""
+    told = {"PLANARIA_DIR": str(directory), "PLANARIA_SHARDS": "2"}
+    return _finish([sys.executable, str(ON_CPU), *OURS, *args], directory, told)
+
+
+def stock(directory: Path, *args: str) -> str:
+    """torchtitan with its own trainer: two ranks, each a replica. Returns the output."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return _finish([*launch, str(ON_CPU), *THEIRS, *args], directory, {})
+
+
+def _finish(command: list[str], directory: Path, told: dict[str, str]) -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PLANARIA_")}
+    env |= {**told, "TITAN_WEIGHTS": str(directory / "weights.pt")}
+    done = subprocess.run(
+        [*command, "--dump_folder", str(directory)],
+        env=with_home(env),
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout + done.stderr
+
+
+def shown(output: str) -> dict[str, float]:
+    """The losses and norms of gradients that torchtitan printed."""
+    lines = re.findall(r"step: +(\d+) +loss: +([\d.]+) +grad_norm: +([\d.]+)", output)
+    shown = [((f"loss {step}", loss), (f"norm {step}", norm)) for step, loss, norm in lines]
+    return {name: float(value) for pair in shown for name, value in pair}
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(directory / "weights.pt")
+    return found
+
+
+def losses(directory: Path) -> dict[int, float]:
+    """Of every step that was committed here."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return {entry["step"]: entry["loss"] for entry in map(json.loads, lines)}
+
+
+def digest(directory: Path) -> str:
+    return str(json.loads((directory / "result.json").read_text())["digest"])
