@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from planaria.chaos.session import LocalRun, Script, with_home
+from planaria.chaos.session import with_home
 from tests.e2e.harness import PATIENCE, Run
 
 ON_CPU = Path(__file__).parent / "on_cpu.py"
@@ -28,13 +28,11 @@ THEIRS = (
 )
 
 
-class TitanRun(Run):
-    """``planaria run`` of torchtitan's trainer."""
-
-    def __init__(self, directory: Path, *args: str, groups: int = 2, options: tuple[str, ...] = ()) -> None:
-        super().__init__(directory, groups=groups)
-        self.script = Script(ON_CPU, args, groups)
-        self._run = LocalRun(self.script, directory, options)
+def run(directory: Path, *args: str, ranks: int = 1) -> Run:
+    """``planaria run`` of torchtitan's trainer in two groups. What torchtitan writes goes below ``directory``."""
+    dump = ("--dump_folder", str(directory / "dump"))
+    options = ("--nproc-per-group", str(ranks))
+    return Run(directory, *OURS, *args, *dump, groups=2, options=options, script=ON_CPU)
 
 
 def alone(directory: Path, *args: str) -> str:

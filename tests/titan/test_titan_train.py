@@ -11,7 +11,7 @@ from planaria.errors import UsageError
 from planaria.train.titan import configurations
 from tests.titan import runs
 from tests.titan.on_cpu import prepare
-from tests.titan.runs import OURS, SMALL, TitanRun
+from tests.titan.runs import SMALL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 DEBUG = (*SMALL, "--config", "llama3_debugmodel", "--training.steps", "24")
@@ -45,7 +45,7 @@ def test_a_killed_group_heals_and_the_curve_is_that_of_the_quiet_run(
 ) -> None:
     # Time for the killed group to be back before the end. No --checkpoint.enable, as in torchtitan's instructions.
     monkeypatch.setenv("TITAN_PAUSE", "0.5")
-    with TitanRun(here / "killed", *OURS, *DEBUG, "--dump_folder", str(here / "killed dump")) as run:
+    with runs.run(here / "killed", *DEBUG) as run:
         run.step(3)
         run.signal(1)
         run.incarnation(1, 1)
@@ -62,7 +62,7 @@ def test_a_killed_group_heals_and_the_curve_is_that_of_the_quiet_run(
 
 
 def test_a_batch_that_cannot_be_shared_ends_the_job_with_one_sentence(here: Path) -> None:
-    with TitanRun(here / "bad", *OURS, *DEBUG, "--training.global_batch_size", "3") as run:
+    with runs.run(here / "bad", *DEBUG, "--training.global_batch_size", "3") as run:
         assert run.end() == 2
         assert "so it must be a multiple of the number of shards, 2" in run.log()
         assert "Traceback" not in run.log()

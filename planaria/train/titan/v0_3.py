@@ -40,6 +40,10 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
 
     def __init__(self, config: Config) -> None:
         _check(config)
+        # torchtitan wants torchrun's variables. By itself a script is a job of one group of one rank.
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        for name, value in alone.items():
+            os.environ.setdefault(name, value)
         if group := os.environ.get("PLANARIA_GROUP"):
             config.dump_folder = os.path.join(config.dump_folder, f"group{group}")
         super().__init__(config)
@@ -50,12 +54,9 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
     def init_distributed(self) -> ParallelDims:
         """torchtitan's world is this group. Its settings count for the whole job, so a group's are worked out here,
         before anything is built from them."""
-        # torchtitan wants torchrun's variables; by itself a script is a job of one group of one rank.
-        for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
-            os.environ.setdefault(name, str(value))
-        parallel_dims = super().init_distributed()
-        config = self.config
-        self.job = pt.init(seed=config.debug.seed or 0)
+        config, dims = self.config, super().init_distributed()
+        mesh = {"pp": dims.pp, "fsdp": dims.dp_shard, "cp": dims.cp, "tp": dims.tp}
+        self.job = pt.init(seed=config.debug.seed or 0, mesh=mesh, device=self.device.type)
         shards = self.job.shards
         total = config.training.global_batch_size
         if total > 0:
@@ -66,7 +67,7 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
                 )
             config.training = replace(config.training, global_batch_size=total // shards)
         config.dataloader = ShardedLoader.Config(inner=config.dataloader, shards=shards)
-        return parallel_dims
+        return dims
 
     def train(self) -> None:
         config, job = self.config, self.job
@@ -112,7 +113,9 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
             else:
                 loss = self.forward_backward_step(input_dict=inputs[0], labels=labels[0], global_valid_tokens=assumed)
             if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
-                step.record(loss=loss, valid=valid)
+                # What comes of it is the mean over shards, their batches and ranks; torchtitan sums the last two.
+                dims, batches = self.parallel_dims, self.gradient_accumulation_steps
+                step.record(loss=loss * (batches * dims.dp_shard * dims.cp), valid=valid * batches * dims.dp_shard)
 
     def _to_device(self, batch: Batch) -> tuple[list[dict[str, Any]], list[torch.Tensor], int]:
         valid = sum(int((labels != IGNORE_INDEX).sum()) for _, labels in batch)
@@ -135,9 +138,7 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
         dims, training = self.parallel_dims, self.config.training
         lr_metrics = self.lr_schedulers.get_metrics()
         parameters = [p for part in self.model_parts for p in part.parameters()]
-        # What is recorded is the mean over shards, their batches, and the ranks of a group.
-        valid = step.metrics["valid"] * self.gradient_accumulation_steps * dims.dp_shard
-        correction = self._tokens / valid if valid else 1.0
+        correction = self._tokens / step.metrics["valid"] if step.metrics["valid"] else 1.0
         if correction != 1.0:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -156,8 +157,7 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
         if self.metrics_processor.should_log(self.step):
             if not self.dataloader.seconds:
                 self.dataloader.seconds.append(0.0)  # other groups computed everything; torchtitan takes a mean
-            loss_ranks = dims.dp_shard * dims.cp
-            loss = step.metrics["loss"] * self.gradient_accumulation_steps * loss_ranks * correction
+            loss = step.metrics["loss"] * correction
             extra = {"n_tokens_seen": self.ntokens_seen, **lr_metrics}
             # Only means are known of other groups, so the mean stands for the largest loss, too.
             self.metrics_processor.log(self.step, loss, loss, float(grad_norm.item()), extra_metrics=extra)

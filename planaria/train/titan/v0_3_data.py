@@ -45,6 +45,10 @@ class ShardedLoader(ShardedStream, Configurable):
         if isinstance(config.inner, HuggingFaceTextDataLoader.Config) and config.inner.num_workers == 0:
             self._text = self.loader(0, 1).dataset
 
+    def bind(self, shards: int, seed: int = 0, part: tuple[int, int] = (0, 1)) -> None:
+        """Every rank reads a stream of its own, so there are no batches to be parted."""
+        super().bind(shards, seed)
+
     def loader(self, rank: int, world: int) -> Any:
         """torchtitan's own, for one data rank of ``world``."""
         return self._inner.build(dp_rank=rank, dp_world_size=world, **self._arguments)
