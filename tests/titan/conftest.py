@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import harness
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("torchtitan") is None:
@@ -73,4 +75,6 @@ def here(assets: Path) -> Iterator[Path]:
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
         }.items():
             patch.setenv(name, value)
+        # A start takes as long as other tests' whole jobs.
+        patch.setattr(harness, "PATIENCE", 3 * harness.PATIENCE)
         yield assets

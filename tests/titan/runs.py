@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 
 from planaria.chaos.session import with_home
-from tests.e2e.harness import PATIENCE, Run
+from tests.e2e import harness
+from tests.e2e.harness import Run
 
 ON_CPU = Path(__file__).parent / "on_cpu.py"
 OURS = ("--module", "planaria.train.titan.llama3")
 # Sequences of 64 tokens, two in a batch: the debug model in a fraction of a second. bfloat16 would only be slower.
 SMALL = (
     *("--training.seq_len", "64", "--training.local_batch_size", "2", "--debug.seed", "0"),
-    *("--training.mixed_precision_param", "float32", "--validator.no-enable", "--metrics.disable_color_printing"),
+    *("--training.mixed_precision_param", "float32", "--metrics.disable_color_printing"),
 )
 # What torchtitan by itself needs on an older torch; the adapter has these for defaults.
 THEIRS = (
@@ -28,11 +29,11 @@ THEIRS = (
 )
 
 
-def run(directory: Path, *args: str, ranks: int = 1) -> Run:
-    """``planaria run`` of torchtitan's trainer in two groups. What torchtitan writes goes below ``directory``."""
+def run(directory: Path, *args: str, groups: int = 2, ranks: int = 1) -> Run:
+    """``planaria run`` of torchtitan's trainer, two shards. What torchtitan writes goes below ``directory``."""
     dump = ("--dump_folder", str(directory / "dump"))
-    options = ("--nproc-per-group", str(ranks))
-    return Run(directory, *OURS, *args, *dump, groups=2, options=options, script=ON_CPU)
+    options = ("--shards", "2", "--nproc-per-group", str(ranks), "--device", "cpu")
+    return Run(directory, *OURS, *args, *dump, groups=groups, options=options, script=ON_CPU)
 
 
 def alone(directory: Path, *args: str) -> str:
@@ -57,7 +58,7 @@ def _finish(command: list[str], directory: Path, told: dict[str, str]) -> str:
         env=with_home(env),
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=harness.PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout + done.stderr
@@ -79,6 +80,11 @@ def losses(directory: Path) -> dict[int, float]:
     """Of every step that was committed here."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return {entry["step"]: entry["loss"] for entry in map(json.loads, lines)}
+
+
+def lives(directory: Path) -> dict[str, dict[int, float]]:
+    """The losses of every life of every group."""
+    return {life.parent.name + life.name: losses(life) for life in directory.glob("rg*/i*")}
 
 
 def digest(directory: Path) -> str:
