@@ -1,11 +1,11 @@
-# make demo | test | check | proto | loc | clean
+# make demo | test | test-titan | check | proto | loc | clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 # CPU wheels of torch: plain "torch" would take gigabytes of CUDA. Set TORCH= to keep what the environment has.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test check proto loc clean env
+.PHONY: demo test test-titan check proto loc clean env
 
 env: $(VENV)/.made
 
@@ -22,6 +22,18 @@ test: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not e2e and not gpu"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "e2e and not gpu"
 
+# torchtitan brings some 65 packages: it has an environment of its own, and make test skips what needs it.
+TITAN := .venv-titan
+
+$(TITAN)/.made: pyproject.toml constraints.txt
+	test -x $(TITAN)/bin/python || $(PYTHON) -m venv $(TITAN)
+	$(TITAN)/bin/pip install -q --disable-pip-version-check -c constraints.txt $(TORCH)
+	$(TITAN)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[titan,dev]'
+	touch $@
+
+test-titan: $(TITAN)/.made
+	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest tests/titan
+
 check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,4 +47,4 @@ loc:
 	@$(PYTHON) tools/loc.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(TITAN) build *.egg-info

@@ -1,0 +1,1 @@
+"""Trainers: what turns a configuration into a training run."""
