@@ -1,1 +1,1 @@
-"""Trainers: what turns a configuration into a training run."""
+"""A thin trainer and a small reference Llama, in plain PyTorch over ``planaria.torch``; and torchtitan."""
