@@ -129,34 +129,38 @@ def plain_of(checkpoint: Checkpoint, world: GroupWorld) -> tuple[list[Any], list
 def wanted(
     checkpoint: Checkpoint, name: str, key: str, theirs: TensorSpec, living: Mapping[str, Tensor], world: GroupWorld
 ) -> tuple[str, TensorSpec, Box]:
-    """What this rank reads of a tensor: the key, its form here, and the part. The layout inside the group may be
-    another than the one that was saved: that of the living tensor counts, or, for the state of an optimizer that has
-    not stepped yet, that of its parameter."""
+    """What this rank reads of a tensor: the key, its form here, and the part. ``key`` is that of the rank whose plain
+    data this one takes. The layout inside the group may be another than the one that was saved: that of the living
+    tensor counts or, for the state of an optimizer that has not stepped yet, that of its parameter."""
     like = living.get(name, living.get(name.partition("[")[2].partition("]")[0]))
-    if like is not None:
-        mine, here, (shape, offsets) = key_of(name, like, world), live(like), box_of(like)
-        if (meta := checkpoint.tensors.get(mine)) is not None and meta.size == shape:
+    if like is not None and (source := _source(checkpoint, name, key_of(name, like, world), world)):
+        here, (shape, offsets), meta = live(like), box_of(like), checkpoint.tensors[source]
+        if meta.size == shape:
             stride = theirs.stride if theirs.shape == here.shape else None
             dtype, sharded = meta.properties.dtype, isinstance(like, DTensor)
-            return mine, TensorSpec(dtype, tuple(here.shape), stride, here.device.type, sharded), (shape, offsets)
-    key = _copy_of(checkpoint, name, key, world)
-    meta = checkpoint.tensors[key]
+            return source, TensorSpec(dtype, tuple(here.shape), stride, here.device.type, sharded), (shape, offsets)
+    source = _source(checkpoint, name, key, world)
+    if source is None:
+        raise UsageError(
+            f"the ranks of the group that wrote {checkpoint.path} held different tensors called {name}; start it with "
+            "groups of the same layout"
+        )
+    meta = checkpoint.tensors[source]
     stride = theirs.stride if theirs.shape == meta.size else None
     spec = TensorSpec(meta.properties.dtype, tuple(meta.size), stride, theirs.device)
-    return key, spec, (meta.size, torch.Size([0] * len(meta.size)))
+    return source, spec, (meta.size, torch.Size([0] * len(meta.size)))
 
 
-def _copy_of(checkpoint: Checkpoint, name: str, key: str, world: GroupWorld) -> str:
-    """The key of a tensor that is to be read whole: as the same rank saved it, as all saved it together, or, if each
-    saved its own and they are alike, any."""
-    for known in (key, name) if checkpoint.ranks == world.size else (name,):
+def _source(checkpoint: Checkpoint, name: str, own: str, world: GroupWorld) -> str | None:
+    """The key under which a tensor is found: this rank's own, or the one that all ranks have together, or, if several
+    have each saved it and all alike, any of theirs."""
+    for known in (own, name) if checkpoint.ranks == world.size else (name,):
         if known in checkpoint.tensors:
             return known
     copies = [each for each in checkpoint.tensors if each.startswith(f"{name}@")]
-    parts = [MetadataIndex(each, part.offsets) for each in copies for part in checkpoint.tensors[each].chunks]
-    if len({checkpoint.stored[part].checksum for part in parts}) == 1:
-        return copies[0]
-    raise UsageError(
-        f"{checkpoint.path} holds {name} cut up in a way that the ranks of this group cannot take up; start them in "
-        "the layout in which it was saved"
-    )
+    contents = {
+        tuple(sorted((*part.offsets, checkpoint.stored[MetadataIndex(each, part.offsets)].checksum) for part in chunks))
+        for each in copies
+        for chunks in (checkpoint.tensors[each].chunks,)
+    }
+    return copies[0] if len(contents) == 1 else None
