@@ -14,6 +14,7 @@ from planaria.torch.checkpoint_files import Checkpoint, checkpoints_in
 from tests.e2e.harness import PATIENCE, TRAIN, Run
 
 pytestmark = pytest.mark.e2e
+PARALLEL = TRAIN.with_name("parallel.py")
 Quiet = Callable[..., str]
 
 
@@ -27,22 +28,30 @@ def newest(directory: Path) -> int:
     return Checkpoint.read(found[0]).step if found else 0
 
 
-def test_all_groups_are_killed_at_once_and_again(tmp_path: Path, quiet: Quiet) -> None:
-    args = ("--steps", "120", "--pause", "0.01")
-    where = tmp_path / "checkpoints"
-    with Run(tmp_path / "run", *args, options=saving(where, 20)) as run:
-        for beyond in (30, 70):
-            run.step(beyond)
-            run.settled(3, beyond)
-            for group in (0, 1, 2):
-                run.signal(group)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_groups_are_killed_at_once_and_again(tmp_path: Path, quiet: Quiet, ranks: int) -> None:
+    steps, where = ("--steps", "60", "--pause", "0.01"), tmp_path / "checkpoints"
+    options = (*saving(where, 10), "--nproc-per-group", str(ranks), "--device", "cpu")
+    script, words = (TRAIN, steps) if ranks == 1 else (PARALLEL, ("fsdp", *steps))
+    with Run(tmp_path / "run", *words, groups=2, options=options, script=script) as run:
+        for beyond in (15, 35):
+            run.settled(2, beyond)
+            for group in (0, 1):
+                run.signal(group, rank=ranks - 1)
             run.until(lambda: not run.watch.settled(), "all to be gone")
         assert run.end() == 0, run.log()
-        assert run.digests() == {quiet(*args)}, run.log()
         assert len({event["text"] for event in run.events("resume") if "starts again" in event["text"]}) == 2
-        # Nothing was made twice that a checkpoint held: each life began at one, or healed from one that did.
-        ends = [life.commits[0].step for life in run.watch.lives.values() if life.commits]
-        assert newest(where) == 120 and min(ends) == 1 and len([e for e in ends if e == 1]) == 3, ends
+        digests = run.digests()
+        # Nothing was made twice that a checkpoint held: no later life began at the beginning.
+        begins = [life.commits[0].step for life in run.watch.lives.values() if life.commits]
+        assert sorted(begins)[:3] == [1, 1, max(sorted(begins)[2], 11)], begins
+    assert newest(where) == 60
+    if ranks == 1:
+        assert digests == {quiet(*steps)}
+        return
+    with Run(tmp_path / "quiet", *words, groups=1, options=options[4:], script=script) as run:
+        assert run.end() == 0, run.log()
+        assert digests == run.digests()
 
 
 def test_everything_is_ended_and_started_again_with_other_numbers_of_groups(tmp_path: Path, quiet: Quiet) -> None:
@@ -83,7 +92,7 @@ def test_the_group_that_saves_is_killed_in_mid_save(tmp_path: Path, quiet: Quiet
 
 def test_a_damaged_checkpoint_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     where = tmp_path / "checkpoints"
-    command = [sys.executable, "-m", "planaria", "run", "--groups", "2", "--log-dir", str(tmp_path / "run"), "--quiet"]
+    command = [sys.executable, "-m", "planaria", "run", "--groups", "1", "--log-dir", str(tmp_path / "run"), "--quiet"]
     command += [*saving(where, 10), str(TRAIN), "--steps", "20"]
 
     def run() -> subprocess.CompletedProcess[str]:
