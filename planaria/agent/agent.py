@@ -23,7 +23,7 @@ from planaria.agent.lives import Failure, Life, Lives
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
-from planaria.agent.told import Told
+from planaria.core.told import Told
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.liveness import HEARTBEAT_SECONDS
@@ -338,8 +338,15 @@ class Agent:
         if member.incarnation > 0:
             self.replacements.append(now)
         run = self.assignment.directory
-        self.lives.begin(member, [directory_of(run, member, rank) for rank in range(self.assignment.ranks)], now)
-        self.engine.create(member.group, member.incarnation)
+        life = self.lives.begin(member, [directory_of(run, member, rank) for rank in range(self.assignment.ranks)], now)
+        life.founder = not self._others_hold_the_state()
+        self.engine.create(member.group, member.incarnation, life.founder)
+
+    def _others_hold_the_state(self) -> bool:
+        """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""
+        quorum = self.orders.quorum
+        elsewhere = any(member.group not in self.lives.groups for member in quorum.members) if quorum else False
+        return elsewhere or any(life.adopted and not life.fell for life in self.lives.alive())
 
     def _delete(self, life: Life, signum: int) -> None:
         life.asked_to_end = life.asked_to_end or signum == signal.SIGTERM

@@ -100,14 +100,14 @@ class Ends:
             agent.recoveries.died(life.member, life.fell_under, life.fell_ns)
         failure = failure_of(life, culprit)
         life.message = failure.message if failure.reported or culprit.code is None else ""
-        if life.state is GroupState.DEAD:
+        if life.state is GroupState.DEAD and not life.makes_way:
             spec = agent.assignment.plan
             life.quick_failures = planning.quick_failures(spec, life.quick_failures, now - life.created, life.settled)
         if life.state in _LOST and not agent.ending:
             if life.ready and culprit.code == EXIT_INTERRUPTED:
                 agent.events.add("stop", f"{life.member} was asked to stop by another group's agent", life.member.group)
                 agent.stop_in_order(signal.SIGINT)
-            elif not (life.being_killed and agent.lives.complete):  # it came too late for the job: nothing was lost
+            elif not life.makes_way and not (life.being_killed and agent.lives.complete):  # nothing was lost with it
                 agent.failures.append(failure)
         text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
         if culprit.code == EXIT_OK:

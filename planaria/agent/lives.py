@@ -38,7 +38,9 @@ class Life:
     suspected_since: float | None = None
     suspicion: str = ""
     suspect: RankLife | None = None  # whom the newest suspicion was about
+    founder: bool = True  # it looked for a checkpoint, so the job may begin with its state
     being_killed: str = ""  # the reason why the agent ends it
+    makes_way: bool = False  # for a founder: that it ends is no failure
     asked_to_end: bool = False  # every rank was sent SIGTERM, and ends in its own time
     fell_ns: int = 0  # when the lighthouse was told that it is gone; processes may be left
     fell_under: QuorumId = NO_QUORUM

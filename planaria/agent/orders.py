@@ -17,6 +17,7 @@ from planaria.core.messages import (
     Publish,
     Quorum,
     Refuse,
+    Resume,
     Stop,
     Welcome,
 )
@@ -54,6 +55,8 @@ class Orders:
                 self._desired(order)
             case Stop():
                 self._stop(order)
+            case Resume():
+                self._resume(order)
             case Welcome():
                 self._retold = True
 
@@ -129,6 +132,15 @@ class Orders:
         if not again:
             self.total = self._told_total = order.groups
             self._agent.events.add("scale", f"the job is to have {order.groups} groups")
+
+    def _resume(self, order: Resume) -> None:
+        self.quorum = None  # its members are gone
+        self._agent.recoveries.forget()
+        for life in self._agent.lives.alive():
+            if not life.founder and not life.makes_way:
+                life.makes_way, life.being_killed = True, order.reason
+                self._agent.events.add("resume", f"{life.member} makes way for one that starts from the checkpoint")
+                self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL)
 
     def _stop(self, order: Stop) -> None:
         if self._agent.stopping:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from planaria.core.messages import Adopted, Finished, Member, Order, Present, Ready, Report, Trouble
+from planaria.core.messages import Adopted, Finished, Member, Order, Present, Ready, Report, Saved, Trouble
 from planaria.errors import ProtocolError
 from planaria.wire.frames import read_frame, write_frame
 
@@ -163,7 +163,7 @@ class RankHub:
 
 def _speaker(report: Report) -> Member:
     """Whom a rank's report is about. Everything else is for the agent to say."""
-    if isinstance(report, (Ready, Adopted, Trouble, Finished)):
+    if isinstance(report, (Ready, Adopted, Trouble, Finished, Saved)):
         return report.member
     raise ProtocolError(f"a rank sent a {type(report).__name__}, which only agents send")
 

@@ -41,6 +41,10 @@ class RecoveryTimes:
         for recovery in self._open.values():
             recovery.survivor(report)
 
+    def forget(self) -> None:
+        """Nobody is left who could go on."""
+        self._open.clear()
+
     def closed(self, commits: Callable[[Member], list[tuple[int, int]]]) -> list[tuple[Member, float, int]]:
         """(who had died, seconds until the commit, its step) of the recoveries that are over by now.
 

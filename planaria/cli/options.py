@@ -48,6 +48,9 @@ class RunOptions:
     host: str
     nproc_per_group: int = 1
     device: str | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    checkpoint_keep: int | None = None
 
 
 def policy_named(name: str) -> Policy:
@@ -80,7 +83,9 @@ def check(options: RunOptions) -> None:
         _check_module(options.script)
     else:
         _check_script(Path(options.script))
-    _check_directory(options.log_dir)
+    if options.checkpoint is not None:
+        _check_directory(options.checkpoint, "--checkpoint")
+    _check_directory(options.log_dir, "--log-dir")
 
 
 def _check_numbers(options: RunOptions) -> None:
@@ -111,6 +116,9 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:
         raise UsageError(f"--restart-backoff {options.restart_backoff:g}: must be between 0 and 3600 seconds")
+    for name, number in (("every", options.checkpoint_every), ("keep", options.checkpoint_keep)):
+        if number is not None and number < 1:
+            raise UsageError(f"--checkpoint-{name} {number}: must be at least 1")
 
 
 def gpus_of(options: RunOptions) -> Gpus:
@@ -169,10 +177,10 @@ def _check_free(address: str, option: str) -> None:
             raise UsageError(f"{option} {address}: cannot listen there ({error.strerror})") from None
 
 
-def _check_directory(directory: Path) -> None:
+def _check_directory(directory: Path, option: str) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise UsageError(f"--log-dir {directory}: cannot write there ({error.strerror})") from None
+        raise UsageError(f"{option} {directory}: cannot write there ({error.strerror})") from None

@@ -49,6 +49,16 @@ def run(
         str, _option("--policy", help="For a lost group's shards: redistribute or shrink.")
     ] = "redistribute",
     reduction: Annotated[str, _option("--reduction", help="tree (bit-exact) or fast.")] = "tree",
+    checkpoint: Annotated[
+        Path | None,
+        _option("--checkpoint", help="Directory for durable checkpoints; the job starts from the newest one in it."),
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, _option("--checkpoint-every", help="Steps between them; default: what the script says, else 100.")
+    ] = None,
+    checkpoint_keep: Annotated[
+        int | None, _option("--checkpoint-keep", help="How many are kept; default: what the script says, else 3.")
+    ] = None,
     module: Annotated[bool, _option("-m", "--module", help="SCRIPT is the name of a module, as in python -m.")] = False,
     log_dir: Annotated[
         Path | None,
@@ -104,6 +114,9 @@ def run(
         local_groups=max(groups - first_group, 0) if local_groups is None else local_groups,
         policy=opts.policy_named(policy),
         reduction=reduction,
+        checkpoint=None if checkpoint is None else checkpoint.absolute(),
+        checkpoint_every=checkpoint_every,
+        checkpoint_keep=checkpoint_keep,
         log_dir=(log_dir or Path("planaria_logs") / name).absolute(),
         quiet=quiet and not tee,
         live=live and not tee,

@@ -36,11 +36,13 @@ _SHOWN = frozenset(
         "quorum",
         "recovered",
         "refused",
+        "resume",
         "scale",
         "signal",
         "stale",
         "stop",
         "suspect",
+        "unsaved",
     }
 )
 # People read a changing view a few times a second.
@@ -135,6 +137,9 @@ def _engine(options: RunOptions, path: Path) -> LocalEngine:
         host=options.host,
         nproc=options.nproc_per_group,
         device=options.device,
+        checkpoint=options.checkpoint,
+        checkpoint_every=options.checkpoint_every,
+        checkpoint_keep=options.checkpoint_keep,
     )
     engine = LocalEngine(launch, gpus_of(options))
     engine.warm_up()  # beside the start of the lighthouse

@@ -20,21 +20,25 @@ def misfit(report: Ready, at_work: Iterable[Ready]) -> str:
 
 
 def odd_ones(reports: Sequence[Ready]) -> list[tuple[Ready, str]]:
-    """Before the first quorum: the most common fingerprint and start wins (of equally common ones that of the lowest
-    group); the odd ones come back, each with a sentence that names the difference."""
+    """Before the first quorum: the newest start wins, for it comes from a checkpoint, and of those the most common
+    fingerprint and state (of equally common ones that of the lowest group); the odd ones come back, each with a
+    sentence that names the difference."""
     ordered = sorted(reports, key=lambda report: report.member)
     kinds: dict[object, int] = {}
     for report in ordered:
         kinds[_kind(report)] = kinds.get(_kind(report), 0) + 1
     if len(kinds) < 2:
         return []
-    usual = max(kinds, key=lambda kind: kinds[kind])  # the first of the most common
+    steps = {_kind(report): report.step for report in ordered}
+    usual = max(kinds, key=lambda kind: (steps[kind], kinds[kind]))  # the first of the most common
     model = next(report for report in ordered if _kind(report) == usual)
     odd = []
     for report in ordered:
         if _kind(report) != usual:
             keys = differing(model, report)
-            if not keys:
+            if not keys and report.step != model.step:
+                keys = f"the step from which it starts: {outdated(report, model.step)}"
+            elif not keys:
                 keys = "the protected state at the start (parameters, buffers or optimizer): seed every group alike"
             odd.append((report, f"{report.member} differs from group {model.member.group} in {keys}"))
     return odd
@@ -49,6 +53,11 @@ def drift(report: Ready, at_work: Iterable[Ready]) -> str:
     return ""
 
 
+def outdated(report: Ready, step: int) -> str:
+    """What is wrong with a start that lies before ``step``, of which there is a checkpoint."""
+    return f"step {report.step}, but there is a checkpoint of step {step}; give all groups the same directory for them"
+
+
 def differing(a: Ready, b: Ready, soft: bool = False) -> str:
     """Names and both values of the fingerprint entries in which two members differ and must not, or may (``soft``)."""
     left, right = dict(a.fingerprint), dict(b.fingerprint)
@@ -61,4 +70,4 @@ def differing(a: Ready, b: Ready, soft: bool = False) -> str:
 
 def _kind(report: Ready) -> object:
     hard = tuple(entry for entry in report.fingerprint if not entry[0].startswith(SOFT))
-    return (hard, report.initial, report.shards, report.total_steps)
+    return (hard, report.initial, report.shards, report.total_steps, report.step)

@@ -68,6 +68,7 @@ class Ledger:
         self.planned: Quorum | None = None  # published, not adopted yet
         self.stopped = ""  # reason, once the job cannot go on
         self.complete = False  # somebody committed the last step, and owes nobody anything
+        self.durable = 0  # step of the newest durable checkpoint that is known of; 0: none
         # Some member holds, or held, a settled state. A founding record says that none did when it was made.
         self.founded = last is not None and last.step >= 0
         self._offered: dict[QuorumId, Quorum] = {}  # planned ones since the last change of force, withdrawn or not

@@ -103,10 +103,13 @@ class Ready:
     member: Member
     address: str  # host:port of its rendezvous store
     fingerprint: tuple[tuple[str, str], ...]  # what bits depend on (DESIGN section 7), sorted by key
-    initial: str  # digest of the protected state as the user's script made it
+    # Digest of the state that it starts from. Empty: there are checkpoints and it did not look at them, for the others
+    # had the state; so the job must not begin with it.
+    initial: str
     shards: int
     total_steps: int
     after: QuorumId = NO_QUORUM
+    step: int = 0  # steps committed in the state that it starts from: more than 0 if that is a durable checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,16 @@ class Finished:
     member: Member
     step: int
     digest: str = ""  # of the protected state
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The member wrote a durable checkpoint of its state after ``step`` steps, or could not."""
+
+    member: Member
+    step: int
+    seconds: float  # from the pause of the training until it was on the disk
+    trouble: str = ""  # why it could not: a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +210,7 @@ class Synced:
     """The agent has told everything that it knew when the stream opened."""
 
 
-Report = Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Died | Suspected
+Report = Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Saved | Died | Suspected
 
 
 # --- lighthouse -> agent (and through it, a member) -----------------------------------------------------------
@@ -255,7 +268,15 @@ class Stop:
     reason: str
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Every group that held the state is lost: the job starts again from its newest durable checkpoint. Groups that
+    were started without a look at it must be replaced by some that take it."""
+
+    reason: str
+
+
+Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

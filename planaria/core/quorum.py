@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import signal as signals
 
-from planaria.core.fingerprint import misfit, odd_ones
+from planaria.core.fingerprint import misfit, odd_ones, outdated
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -29,6 +29,8 @@ from planaria.core.messages import (
     Ready,
     Refuse,
     Report,
+    Resume,
+    Saved,
     Stop,
     Suspected,
     Synced,
@@ -49,6 +51,8 @@ FOUNDING_GRACE = 10.0
 REPLAN_DELAY = (0.25, 8.0)
 # Rounding must not make a wake-up the present moment, at which nothing is due yet.
 SHORTEST_WAIT = 0.001
+# Whoever loses every group so often between one checkpoint and the next has a cause that starting again does not heal.
+RESUMES = 3
 
 
 class Lighthouse(Wishes):
@@ -64,6 +68,7 @@ class Lighthouse(Wishes):
         self._replan_at = 0.0
         self._replan_delay = REPLAN_DELAY[0]
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
+        self._resumed = (0, 0)  # from which step the job was started again last, and how often in a row from there
 
     # --- events ----------------------------------------------------------------------------------------------
 
@@ -99,6 +104,8 @@ class Lighthouse(Wishes):
                 self._died(agent, report)
             case Suspected():
                 self._suspected(report)
+            case Saved():
+                self._saved(report)
         return self._end()
 
     def agent_lost(self, agent: str, now: float) -> list[Effect]:
@@ -159,12 +166,14 @@ class Lighthouse(Wishes):
         view.ready, view.state, view.fenced = report, State.READY, max(view.fenced, report.after)
         if self.current is not None and in_force and report.after == self.current.id:
             self._nobody_settled(self.current)
+        self.durable = max(self.durable, report.step)
         if self._first_ready_at is None:
             self._first_ready_at = self.seen.at
         if self.founded and (reason := misfit(report, self._at_work(report.member))):
             self._refuse(view, reason)
         elif not known:
-            self._event("ready", f"{report.member} is ready", report.member.group)
+            start = f", from the checkpoint of step {report.step}" if report.step else ""
+            self._event("ready", f"{report.member} is ready{start}", report.member.group)
 
     def _adopted(self, agent: str, report: Adopted) -> None:
         self._news = self._news or self._waits or not self.founded
@@ -239,6 +248,14 @@ class Lighthouse(Wishes):
         view.state, view.note = State.SUSPECT, report.why
         self._event("suspect", f"{report.member} is suspected: {report.why}", report.member.group)
 
+    def _saved(self, report: Saved) -> None:
+        group = report.member.group
+        if report.trouble:
+            self._event("unsaved", f"{report.member}: {report.trouble}", group)
+        elif report.step > self.durable:  # else it is said again after a reconnect
+            self.durable = report.step
+            self._event("saved", f"{report.member} saved step {report.step} in {report.seconds:.2f} s", group)
+
     def _view(self, agent: str, member: Member) -> Group | None:
         view = self.seen.view(agent, member)
         if view is not None and self._last is not None and member not in self._last_members:
@@ -288,13 +305,21 @@ class Lighthouse(Wishes):
     def _found(self) -> None:
         """The first quorum: wait for the groups that were asked for, but not for ever."""
         ready = [g for g in self.seen.tellable() if g.state is State.READY and not g.draining]
+        if stateless := [g for g in ready if g.ready and not g.ready.initial]:
+            # They were started while others held the state, and nobody does any more: others will come in their place.
+            for view in stateless:
+                view.state = State.STARTING
+                self._send(view.agent, Resume("nobody holds the state of the job any more"))
+            ready = [g for g in ready if g not in stateless]
         if self.spec is None or self._first_ready_at is None or not ready or self.complete:
             return
         if len(ready) < self.spec.groups:
             overdue = self.seen.at >= self._first_ready_at + self._founding_grace()
             if not overdue or len(ready) < self.spec.min_groups:
                 return
-        odd = odd_ones([g.ready for g in ready if g.ready is not None])
+        reports = [g.ready for g in ready if g.ready is not None]
+        odd = [(r, f"{r.member} starts at {outdated(r, self.durable)}") for r in reports if r.step < self.durable]
+        odd = odd or odd_ones(reports)
         for report, reason in odd:
             self._refuse(self.seen.groups[report.member.group], reason)
         if not odd:
@@ -349,11 +374,35 @@ class Lighthouse(Wishes):
         if veterans := self.seen.veterans():
             self._warn(base, f"a state is held only by {named(g.member for g in veterans)}")
         elif not self.complete and not self._may_be_unheard():
-            self._stop(
-                f"job {self.job}: every group that held the state is lost (last commit seen: step "
-                f"{max(self.seen.top_step, 0)}); without a durable checkpoint the job cannot go on. Start it again"
-            )
+            self._all_lost()
         return None
+
+    def _all_lost(self) -> None:
+        lost = f"every group that held the state is lost (last commit seen: step {max(self.seen.top_step, 0)})"
+        if not self.durable:
+            self._stop(f"job {self.job}: {lost}; without a durable checkpoint the job cannot go on. Start it again")
+            return
+        step, times = self._resumed
+        self._resumed = (self.durable, times + 1 if step == self.durable else 1)
+        if self._resumed[1] > RESUMES:
+            self._stop(
+                f"job {self.job}: {lost}; started again {RESUMES} times, it did not get from the checkpoint of step "
+                f"{self.durable} to the next one"
+            )
+            return
+        # A new run of the job, in the same line of numbers: whoever held a state under an older one is fenced.
+        self._store(())
+        self.current, self.planned, self._offered = None, None, {}
+        self._members, self._awaited, self._news = frozenset(), set(), True
+        self.founded, self._untouched, self._stateless = False, None, NO_QUORUM
+        self._trouble_at, self._first_ready_at, self._started_at = None, self.seen.at, self.seen.at
+        self._strikes, self._strike_step, self._replan_at = 0, -1, 0.0
+        self.seen.top_step = self.durable
+        reason = f"{lost}; the job starts again from the checkpoint of step {self.durable}"
+        self._event("resume", reason)
+        for agent in self.seen.agents:
+            self._send(agent, Resume(reason))
+        self._found()  # some may be there already that have looked at the checkpoint
 
     def _leave_one_out(self, live: list[Group]) -> list[Group]:
         """Communicators keep breaking though nobody died: two members cannot reach each other. Leave out another

@@ -136,12 +136,13 @@ class Stepper:
         self.total = ready.total_steps
         self.policy = policy
         self.groups = groups
-        self.step = 0  # commits applied; the step being worked on has this index
+        self.step = ready.step  # commits applied; the step being worked on has this index
         self.settled = False  # whether this member's state counts
         self.under = NO_QUORUM  # quorum of the newest commit
         self.have: set[int] = set()  # shards of `step` computed here
         self.target: Quorum | None = None  # the quorum worked under, or to be taken up next
         self.planned: Quorum | None = None
+        self.first: Member | None = None  # of the quorum in which the newest exchange took place, or will
         self.newest = NO_QUORUM  # nothing older is ever taken up: fences late and stale quorums
         self.recomputed = 0  # shards computed here that another member had computed and lost
         self._ready = ready
@@ -287,7 +288,7 @@ class Stepper:
         top, under = max((standings[r].step, standings[r].under) for r in holders)
         sources = tuple(r for r in holders if (standings[r].step, standings[r].under) == (top, under))
         healers = tuple(r for r in range(len(standings)) if r not in sources)
-        self._rolled = id
+        self._rolled, self.first = id, target.members[0]
         if top >= self.total and not healers:
             self._ending = Finish(top)
             return [Tell(Adopted(self.me, id, top))]

@@ -11,6 +11,7 @@ from planaria.core.messages import (
     Member,
     Ready,
     Report,
+    Saved,
     Suspected,
     Trouble,
 )
@@ -31,8 +32,11 @@ class Told:
 
     def __init__(self) -> None:
         self._records: dict[Member, _Record] = {}
+        self._saved: Saved | None = None  # the newest checkpoint: it outlives its member
 
     def record(self, report: Report) -> None:
+        if isinstance(report, Saved) and not report.trouble:
+            self._saved = report
         if not isinstance(report, (Ready, Adopted, Trouble, Finished, Died, Suspected)):
             return
         record = self._records.setdefault(report.member, _Record())
@@ -59,7 +63,8 @@ class Told:
 
     def again(self) -> list[Report]:
         """All that still counts, in an order in which it could have happened."""
-        return [
+        saved: list[Report] = [] if self._saved is None else [self._saved]
+        return saved + [
             report
             for _, r in sorted(self._records.items())
             for report in (r.ready, r.adopted, r.suspected, r.trouble, r.finished, r.died)

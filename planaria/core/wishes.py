@@ -43,9 +43,10 @@ class Wishes(Ledger):
 
     def evict(self, group: int, now: float) -> list[Effect]:
         """The operator says that ``group`` is dead, so no majority needs to wait for it. Raises ValueError with a
-        sentence if no other group holds the job's state."""
+        sentence if neither another group nor a checkpoint holds the job's state."""
         view = self._need(group)
-        if self.founded and not any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values()):
+        held = any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values())
+        if self.founded and not held and not self.durable:
             raise ValueError(f"group {group} is the only one that holds the state; evicting it would end the job")
         self._begin(now)
         view.state, view.note, view.evicted = State.DEAD, "evicted by an operator", True

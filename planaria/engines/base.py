@@ -59,9 +59,9 @@ class Engine(Protocol):
 
     def watch(self, tell: Callable[[Change], None]) -> None: ...
 
-    def create(self, group: int, incarnation: int) -> None:
+    def create(self, group: int, incarnation: int, founder: bool = True) -> None:
         """Begin to start all ranks of this incarnation. For each, ``Started`` or ``Ended`` follows. Creating twice is
-        creating once."""
+        creating once. ``founder``: nobody is known to hold the job's state, so it looks for a checkpoint."""
 
     def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None:
         """Send ``signum`` to the incarnation's ranks, or to one of them; ``Ended`` follows for each that is gone.

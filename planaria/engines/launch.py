@@ -29,6 +29,9 @@ class Launch:
     host: str = "127.0.0.1"  # where ranks bind the stores that their peers connect to
     nproc: int = 1
     device: str | None = None  # cpu, cuda, or what there is
+    checkpoint: Path | None = None  # directory of durable checkpoints; absolute
+    checkpoint_every: int | None = None
+    checkpoint_keep: int | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -80,11 +83,14 @@ class Launch:
             "PLANARIA_DIR": str(self.directory_of(member, rank)),
             "PLANARIA_HOST": self.host,
         }
-        if self.shards is not None:
-            env["PLANARIA_SHARDS"] = str(self.shards)
-        if self.device is not None:
-            env["PLANARIA_DEVICE"] = self.device
-        return env
+        optional = {
+            "PLANARIA_SHARDS": self.shards,
+            "PLANARIA_DEVICE": self.device,
+            "PLANARIA_CHECKPOINT": self.checkpoint,
+            "PLANARIA_CHECKPOINT_EVERY": self.checkpoint_every,
+            "PLANARIA_CHECKPOINT_KEEP": self.checkpoint_keep,
+        }
+        return env | {name: str(value) for name, value in optional.items() if value is not None}
 
 
 def directory_of(run: Path, member: Member, rank: int = 0) -> Path:

@@ -34,6 +34,7 @@ class _Shared:
 
     port: socket.socket  # keeps the number of their MASTER_PORT from being given to anybody else
     gpus: dict[str, str] | None  # None: there are none left
+    founder: bool  # see Engine.create
 
 
 class LocalEngine:
@@ -76,12 +77,12 @@ class LocalEngine:
         if self._server.failure is not None:
             tell(Broken(self._server.failure))
 
-    def create(self, group: int, incarnation: int) -> None:
+    def create(self, group: int, incarnation: int, founder: bool = True) -> None:
         member = Member(group, incarnation)
         if member in self._shared:
             return
         living = {other.group for other in self._shared}
-        self._shared[member] = _Shared(_hold_port(), self._shares.env(group, living))
+        self._shared[member] = _Shared(_hold_port(), self._shares.env(group, living), founder)
         for rank in self._launch.ranks:
             self._lives[member, rank] = _Life()
             self._forks[member, rank] = asyncio.get_running_loop().create_task(self._fork(member, rank))
@@ -149,7 +150,9 @@ class LocalEngine:
             cwd=self._launch.cwd,
             stdout=str(directory / "stdout.log"),
             stderr=str(directory / "stderr.log"),
-            env=self._launch.env_of(member, rank, shared.port.getsockname()[1]) | shared.gpus,
+            env=self._launch.env_of(member, rank, shared.port.getsockname()[1])
+            | shared.gpus
+            | {"PLANARIA_RESUME": str(int(shared.founder))},
         )
 
     def _gone(self, member: Member, rank: int) -> None:

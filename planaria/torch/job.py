@@ -13,6 +13,7 @@ from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
 from planaria.torch import exactness
 from planaria.torch import random as seeding
+from planaria.torch.checkpoints import Checkpoints, read_schedule
 from planaria.torch.clipping import clip_grad_norm_
 from planaria.torch.fingerprint import fingerprint, of_group
 from planaria.torch.session import Session
@@ -35,6 +36,7 @@ class Job:
         self._overlap = True
         self._allow_unused = False
         self._started = False
+        self._schedule = read_schedule(None, None, None)
         self._page = None
         if settings.directory is not None:
             settings.directory.mkdir(parents=True, exist_ok=True)
@@ -95,6 +97,23 @@ class Job:
         self._protected |= objects
         self._overlap, self._allow_unused = overlap, allow_unused
 
+    def checkpoint(
+        self, directory: str | os.PathLike[str] | None = None, every: int | None = None, keep: int | None = None
+    ) -> None:
+        """Save the protected state to ``directory`` after every ``every`` steps (default 100) and after the last one,
+        and keep the ``keep`` newest (default 3). ``steps`` begins with the newest one that is there.
+
+        Say the same in all groups, with a directory that all of them see. ``planaria run --checkpoint`` has the last
+        word on the directory; the numbers that are given here count more than those of the command line.
+
+        Raises UsageError for a number that cannot be, or if neither side names a directory.
+        """
+        if self._started:
+            raise UsageError("job.checkpoint must be called before job.steps")
+        self._schedule = read_schedule(directory, every, keep)
+        if self._schedule is None:
+            raise UsageError("job.checkpoint needs a directory, here or by planaria run --checkpoint")
+
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients of the protected modules so that their norm is at most ``max_norm``; the norm before.
 
@@ -105,8 +124,9 @@ class Job:
         return clip_grad_norm_((parameter for _, parameter in self._tensors()[0]), max_norm, norm_type, stages)
 
     def steps(self, total: int) -> Iterator[Step]:
-        """The steps 0 to ``total`` - 1, each committed exactly once by the job. Waits until the job has a quorum; a
-        group that joins late, or comes back, starts at the step where the others are, with their state."""
+        """The steps 0 to ``total`` - 1, each committed exactly once by the job; those that a checkpoint holds are not
+        made again. Waits until the job has a quorum; a group that joins late, or comes back, starts at the step where
+        the others are, with their state."""
         worker = self._start(total)
         ended = False
         try:
@@ -137,10 +157,19 @@ class Job:
         session = Session(self.settings, self._world, self._page, state.device)
         worker = Worker(session, state, facts, parameters, buffers, self._overlap, self._allow_unused)
         prints = of_group(fingerprint(state, self.settings, self.exact, layout=self._world.layout), self._world)
-        digest = combined([each.decode() for each in self._world.gather(state.digest().encode())])
+        start, initial = 0, ""
+        if self._schedule is not None:
+            beat = self._page.beat if self._page is not None else lambda: None
+            worker.checkpoints = Checkpoints(
+                self._schedule, self.settings, self._world, state, total, prints, session.gather, session.tell, beat
+            )
+            if self.settings.founder:
+                start = worker.checkpoints.resume()
+        if self._schedule is None or self.settings.founder:
+            initial = combined([each.decode() for each in self._world.gather(state.digest().encode())])
 
         def ready(address: str) -> Ready:
-            return Ready(self.settings.member, address, prints, digest, self.shards, total)
+            return Ready(self.settings.member, address, prints, initial, self.shards, total, step=start)
 
         session.start(ready)
         return worker

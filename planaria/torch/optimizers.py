@@ -6,7 +6,7 @@ here state keeps its dtypes, and tensors that are there are written in place (ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,12 @@ class OptimizerPart(Part):
             if parameter in self._optimizer.state
         ]
         return {"groups": groups, "state": state}
+
+    def places(self, body: Any) -> Iterator[tuple[int, str]]:
+        for index, group in enumerate(body["groups"]):
+            yield from plain.places(group, f"{self.name}.param_groups[{index}]")
+        for index, item in body["state"]:
+            yield from plain.places(item, self._path(index))
 
     def _unpack(self, body: Any, sources: Sequence[Tensor]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
         try:

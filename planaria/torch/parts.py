@@ -152,6 +152,10 @@ class Part:
     def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
         raise NotImplementedError
 
+    def places(self, body: Any) -> Iterator[tuple[int, str]]:
+        """(index, name) of every tensor in a packed body, for people and for files."""
+        return plain.places(body, self.name)
+
     def describe(self) -> list[str]:
         return []
 
@@ -201,6 +205,9 @@ class ModulePart(Part):
             body.append([name, len(tensors)])
             tensors.append(tensor)
         return body
+
+    def places(self, body: Any) -> Iterator[tuple[int, str]]:
+        return ((index, f"{self.name}.{name}") for name, index in body)
 
     def _theirs(self, body: Any, sources: Sequence[Tensor]) -> dict[str, Tensor]:
         try:

@@ -16,7 +16,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +130,22 @@ def unpack(packed: Any, tensors: Sequence[Tensor]) -> Any:
         return _SCALARS[tag](body)
     except (KeyError, TypeError, ValueError, AttributeError, struct.error, binascii.Error):
         raise ProtocolError(f"plain data of a peer has a malformed {tag!r:.40}") from None
+
+
+def places(packed: Any, path: str) -> Iterator[tuple[int, str]]:
+    """(index, path) of every tensor in a packed value; ``path`` names the value, and paths read as those of errors."""
+    if isinstance(packed, list):
+        for index, item in enumerate(packed):
+            yield from places(item, f"{path}[{index}]")
+    elif isinstance(packed, dict):
+        ((tag, body),) = packed.items()
+        if tag == "tensor":
+            yield body, path
+        elif tag == "tuple":
+            yield from places(body, path)
+        elif tag in _DICTS.values():
+            for key, item in body:
+                yield from places(item, f"{path}.{key}" if type(key) is str else f"{path}[{unpack(key, ())!r}]")
 
 
 def _tensor(body: Any, tensors: Sequence[Tensor]) -> Tensor:

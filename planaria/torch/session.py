@@ -27,6 +27,7 @@ from planaria.core.messages import (
     QuorumId,
     Ready,
     Refuse,
+    Report,
     Standing,
     Stop,
 )
@@ -305,6 +306,11 @@ class Session:
         with self._lock:
             self._broken.setdefault(id, text)
         self.bell.ring()
+
+    def tell(self, report: Report) -> None:
+        """Have the agent, and through it the lighthouse, know something. On any thread."""
+        if self._control is not None:
+            self._control.send(report)
 
     def change(self, step: Callable[[Stepper], Sequence[core.Effect]]) -> None:
         self._do(step(self.stepper))

@@ -28,6 +28,7 @@ class Settings:
     directory: Path | None  # for the progress page, metrics.jsonl and result.json
     rank: int = 0  # in the group
     world_size: int = 1  # ranks in a group
+    founder: bool = True  # nobody is known to hold the job's state: a durable checkpoint counts
 
     @property
     def where(self) -> str:
@@ -76,6 +77,7 @@ def read_settings(
         directory=Path(directory) if directory else None,
         rank=rank,
         world_size=world_size,
+        founder=environ.get("PLANARIA_RESUME") != "0",
     )
 
 

@@ -69,18 +69,25 @@ class ProtectedState:
             )
         tensors: list[Tensor] = []
         pack = [(name, part.pack_marked if marked else part.pack) for name, part in self._parts.items()]
-        bodies = {name: method(tensors) for name, method in pack}
-        specs = [spec_of(tensor) for tensor in tensors]
-        manifest = {
-            "version": VERSION,
-            "objects": [[name, self._parts[name].kind, body] for name, body in bodies.items()],
-            "tensors": [spec.to_list() for spec in specs],
-        }
-        return plain.dump(manifest), [wire_form(tensor) for tensor in tensors]
+        bodies = [[name, self._parts[name].kind, method(tensors)] for name, method in pack]
+        return write_manifest(bodies, [spec_of(tensor) for tensor in tensors]), [wire_form(each) for each in tensors]
 
-    def restore(self, manifest: bytes, tensors: Sequence[Tensor]) -> None:
+    def named(self) -> tuple[list[Any], dict[str, Tensor]]:
+        """(objects, tensors): the ``objects`` of a manifest, and the living tensors in its order by names that are the
+        same in every life of the script."""
+        tensors: list[Tensor] = []
+        objects = [[name, part.kind, part.pack(tensors)] for name, part in self._parts.items()]
+        names = {i: name for key, _, body in objects for i, name in self._parts[key].places(body)}
+        named: dict[str, Tensor] = {}
+        for index, tensor in enumerate(tensors):
+            name = names[index]
+            named[name if name not in named else f"{name}#{index}"] = tensor  # a key may hold a dot
+        return objects, named
+
+    def restore(self, manifest: bytes, tensors: Sequence[Tensor], whose: str = "the state of the job") -> None:
         """Take over a captured state: in place where a tensor is there, else (an optimizer that has not stepped yet)
-        anew. ``tensors`` may be on any device; they are copied from and may be reused afterwards.
+        anew. ``tensors`` may be on any device; they are copied from and may be reused afterwards. ``whose`` begins
+        the sentence about a misfit.
 
         Raises UsageError, with nothing written, if the objects here do not fit (names the first paths that differ),
         and ProtocolError if manifest and tensors do not fit each other.
@@ -101,10 +108,10 @@ class ProtectedState:
         if problems:
             more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
             raise UsageError(
-                "the state of the job does not fit the objects of this group: "
+                f"{whose} does not fit the objects of this group: "
                 + "; ".join(problems[:MAX_PROBLEMS])
                 + more
-                + ". All groups must run the same script with the same arguments"
+                + ". Run the same script with the same arguments"
             )
         self._apply(theirs, sources, specs)
 
@@ -163,6 +170,11 @@ def tensor_specs(manifest: bytes) -> list[TensorSpec]:
     """What the manifest's tensors look like on the wire, for who must make room for them: dtype, shape, device kind.
     Raises ProtocolError."""
     return [TensorSpec.from_list(item) for item in _parse(manifest)["tensors"]]
+
+
+def write_manifest(objects: list[Any], specs: Sequence[TensorSpec]) -> bytes:
+    """``objects``: [name, kind, packed body] of every protected object, whose tensors are ``specs``."""
+    return plain.dump({"version": VERSION, "objects": objects, "tensors": [spec.to_list() for spec in specs]})
 
 
 def _flattened(objects: dict[str, Any]) -> dict[str, Any]:

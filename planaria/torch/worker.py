@@ -25,6 +25,7 @@ from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import ExchangeResult, TreeExchange
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
+from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
@@ -76,6 +77,7 @@ class Worker:
         self.seconds_per_shard = 0.0  # of the group
         self._mean_seconds = 0.0  # of this rank
         self.shards_computed = 0
+        self.checkpoints: Checkpoints | None = None  # set before the first step, if any are wanted
         self.journal = Journal(session.settings.directory)
         self._layout = Layout([local_numel(p) for _, p in named])
         self._store = GradientStore(named, self.settings.shards, self._layout, overlap=overlap)
@@ -107,6 +109,11 @@ class Worker:
         """Steps committed: the index of the step being worked on."""
         return self.session.stepper.step
 
+    @property
+    def _first(self) -> bool:
+        """Whether this group was the first of the members that made the newest commit."""
+        return self.session.stepper.first == self.settings.member
+
     # --- between steps ---------------------------------------------------------------------------------------
 
     def begin_step(self) -> bool:
@@ -131,6 +138,9 @@ class Worker:
         return True
 
     def _leave(self, action: core.Leave) -> NoReturn:
+        if self.checkpoints is not None:
+            stepper = self.session.stepper
+            self.checkpoints.end(stepper.step, stepper.settled and not action.drained and self._first)
         self.journal.close()
         self.session.close()
         # The user's loop ends here, in order, at a step boundary: `finally` blocks run, what follows the loop does
@@ -147,6 +157,8 @@ class Worker:
         stepper = self.session.stepper
         step, quorum = stepper.step, stepper.target.id if stepper.target else NO_QUORUM
         self.session.change(lambda s: s.applied())
+        if self.checkpoints is not None:
+            self.checkpoints.committed(stepper.step, self._first)
         self._records.clear()
         if self.session.page is not None:
             loss = self.metrics.get("loss", math.nan)
@@ -162,6 +174,8 @@ class Worker:
         self._store.release()
         self.session.show(Phase.FINISHED)
         self.session.change(lambda s: s.finished(digest))
+        if self.checkpoints is not None:
+            self.checkpoints.end(self.step, self._first)
         self.session.close()
 
     # --- inside a step ---------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ from planaria.core.messages import (
     Ready,
     Refuse,
     Report,
+    Resume,
+    Saved,
     Stop,
     Suspected,
     Synced,
@@ -158,6 +160,11 @@ def _report_out(report: Report) -> pb.Report:
                     digest=name(digest, "a digest", empty=True),
                 )
             )
+        case Saved(member, step, seconds, trouble):
+            count(step, "a step")
+            return pb.Report(
+                saved=pb.Saved(member=encode_member(member), step=step, seconds=seconds, trouble=clip(trouble))
+            )
         case Died(member, cause):
             return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause)))
         case Suspected(member, why):
@@ -197,6 +204,14 @@ def _report_in(message: pb.Report) -> Report:
             finished = message.finished
             digest = name(finished.digest, "a digest", empty=True)
             return Finished(decode_member(finished.member), count(finished.step, "a step"), digest)
+        case "saved":
+            saved = message.saved
+            return Saved(
+                decode_member(saved.member),
+                count(saved.step, "a step"),
+                saved.seconds,
+                text(saved.trouble, "a trouble"),
+            )
         case "died":
             return Died(decode_member(message.died.member), text(message.died.cause, "a cause of death"))
         case "suspected":
@@ -290,6 +305,7 @@ def _ready_out(ready: Ready) -> pb.Ready:
         shards=count(ready.shards, "the number of shards"),
         total_steps=count(ready.total_steps, "the number of steps"),
         after=encode_quorum_id(ready.after),
+        step=count(ready.step, "a step"),
     )
 
 
@@ -302,6 +318,7 @@ def _ready_in(ready: pb.Ready) -> Ready:
         count(ready.shards, "the number of shards"),
         count(ready.total_steps, "the number of steps"),
         decode_quorum_id(ready.after),
+        count(ready.step, "a step"),
     )
 
 
@@ -326,6 +343,8 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(desired=pb.Desired(groups=checks.group(groups, "the number of groups")))
         case Stop(reason):
             return pb.Order(stop=pb.Stop(reason=clip(reason)))
+        case Resume(reason):
+            return pb.Order(resume=pb.Resume(reason=clip(reason)))
         case _:
             assert_never(order)
 
@@ -349,6 +368,8 @@ def _order_in(message: pb.Order) -> Order:
             return Desired(checks.group(message.desired.groups, "the number of groups"))
         case "stop":
             return Stop(text(message.stop.reason, "a reason"))
+        case "resume":
+            return Resume(text(message.resume.reason, "a reason"))
         case _:
             raise ProtocolError("an order of no known kind; is the lighthouse of a newer version?")
 

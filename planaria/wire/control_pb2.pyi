@@ -83,7 +83,7 @@ class Quorum(_message.Message):
     def __init__(self, id: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping[str, object]]]] = ..., addresses: _Optional[_Iterable[str]] = ..., urgent: bool = ..., lineage: _Optional[str] = ..., reason: _Optional[str] = ..., founding: bool = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("hello", "synced", "heartbeat", "ready", "adopted", "trouble", "finished", "died", "suspected", "present")
+    __slots__ = ("hello", "synced", "heartbeat", "ready", "adopted", "trouble", "finished", "died", "suspected", "present", "saved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class Report(_message.Message):
     DIED_FIELD_NUMBER: _ClassVar[int]
     SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     synced: Synced
     heartbeat: Heartbeat
@@ -104,7 +105,8 @@ class Report(_message.Message):
     died: Died
     suspected: Suspected
     present: Present
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ...) -> None: ...
+    saved: Saved
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ..., saved: _Optional[_Union[Saved, _Mapping[str, object]]] = ...) -> None: ...
 
 class JobSpec(_message.Message):
     __slots__ = ("job", "groups", "min_groups", "policy")
@@ -175,7 +177,7 @@ class Present(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after")
+    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +185,7 @@ class Ready(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     member: Member
     address: str
     fingerprint: _containers.RepeatedCompositeFieldContainer[Fact]
@@ -190,7 +193,8 @@ class Ready(_message.Message):
     shards: int
     total_steps: int
     after: QuorumId
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
+    step: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("member", "quorum", "step")
@@ -224,6 +228,18 @@ class Finished(_message.Message):
     digest: str
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
+class Saved(_message.Message):
+    __slots__ = ("member", "step", "seconds", "trouble")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    step: int
+    seconds: float
+    trouble: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
+
 class Died(_message.Message):
     __slots__ = ("member", "cause")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -241,7 +257,7 @@ class Suspected(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop")
+    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +265,7 @@ class Order(_message.Message):
     KILL_FIELD_NUMBER: _ClassVar[int]
     DESIRED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     publish: Publish
     refuse: Refuse
@@ -256,7 +273,8 @@ class Order(_message.Message):
     kill: KillGroup
     desired: Desired
     stop: Stop
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "protocol")
@@ -305,6 +323,12 @@ class Desired(_message.Message):
     def __init__(self, groups: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Resume(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str

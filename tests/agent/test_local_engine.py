@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import signal
@@ -62,6 +63,17 @@ async def test_several_incarnations_at_once(make_engine: MakeEngine) -> None:
     for group in range(5):
         kinds = [type(change) for change in changes if not isinstance(change, Broken) and change.member.group == group]
         assert kinds == [Started, Ended]
+
+
+async def test_a_rank_is_told_of_checkpoints_and_whether_others_hold_the_state(make_engine: MakeEngine) -> None:
+    where = {"checkpoint": Path("/c"), "checkpoint_every": 7}
+    engine = make_engine("import os\nprint({k: v for k, v in os.environ.items() if k.startswith('PLAN')})", **where)
+    for group, founder in enumerate((True, False)):
+        engine.engine.create(group, 0, founder)
+        assert [type(await engine.next()), type(await engine.next())] == [Started, Ended]
+        told = ast.literal_eval(engine.log(group))
+        assert (told["PLANARIA_CHECKPOINT"], told["PLANARIA_CHECKPOINT_EVERY"]) == ("/c", "7")
+        assert told["PLANARIA_RESUME"] == str(int(founder)) and "PLANARIA_CHECKPOINT_KEEP" not in told
 
 
 async def test_a_stopped_process_can_be_killed_and_continued(make_engine: MakeEngine) -> None:

@@ -12,6 +12,7 @@ from planaria.core.messages import (
     QuorumId,
     Ready,
     Report,
+    Saved,
     Suspected,
     Synced,
     Trouble,
@@ -92,6 +93,11 @@ def test_the_dead_are_only_dead() -> None:
 
 def test_one_that_finished_before_it_ended() -> None:
     assert after(ready(A), Finished(A, 9, "d"), Died(A, "exited")) == [Finished(A, 9, "d"), Died(A, "exited")]
+
+
+def test_the_newest_checkpoint_outlives_its_member() -> None:
+    old, new, failed = Saved(A, 10, 0.5), Saved(B, 20, 0.5), Saved(A, 30, 0.5, "no space left")
+    assert after(old, new, failed, Died(B, "killed")) == [new, Died(B, "killed")]
 
 
 def test_only_the_newest_death_of_a_group_matters() -> None:

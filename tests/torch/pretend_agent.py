@@ -78,15 +78,15 @@ class PretendAgent:
         for number in range(self.ranks) if rank is None else (rank,):
             self._processes[member, number].kill()
 
-    def quiet(self) -> str:
+    def quiet(self, **env: str) -> str:
         """The digest of the same script alone."""
-        return str(self.alone()["digest"])
+        return str(self.alone(**env)["digest"])
 
-    def alone(self) -> dict[str, Any]:
+    def alone(self, **env: str) -> dict[str, Any]:
         """The result of the same script without an agent: a job of one group."""
         directory = self.directory / "quiet"
         world = _world(self.ranks)
-        environ = self._environ()
+        environ = self._environ() | env
         started = []
         for rank in range(self.ranks):
             own = environ | {"PLANARIA_DIR": str(directory if rank == 0 else directory / f"rank{rank}")}

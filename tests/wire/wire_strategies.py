@@ -30,6 +30,8 @@ from planaria.core.messages import (
     Ready,
     Refuse,
     Report,
+    Resume,
+    Saved,
     Stop,
     Suspected,
     Synced,
@@ -81,10 +83,11 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Synced),
     st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
     st.builds(Present, members, ranks),
-    st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids),
+    st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids, counts),
     st.builds(Adopted, members, quorum_ids, counts),
     st.builds(Trouble, members, quorum_ids, counts, texts),
     st.builds(Finished, members, counts, texts),
+    st.builds(Saved, members, counts, floats, texts),
     st.builds(Died, members, texts),
     st.builds(Suspected, members, texts),
 )
@@ -96,6 +99,7 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Kill, groups, st.integers(1, 64), st.none() | ranks),
     st.builds(Desired, groups),
     st.builds(Stop, texts),
+    st.builds(Resume, texts),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
 group_statuses = st.builds(
