@@ -23,7 +23,6 @@ from planaria.agent.lives import Failure, Life, Lives
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
-from planaria.core.told import Told
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.liveness import HEARTBEAT_SECONDS
@@ -42,6 +41,7 @@ from planaria.core.messages import (
     Suspected,
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
+from planaria.core.told import Told
 from planaria.engines.base import Broken, Change, Ended, Engine, Started
 from planaria.engines.launch import directory_of
 

@@ -30,7 +30,10 @@ from planaria.core.messages import (
     Trouble,
 )
 from planaria.core.quorum import Lighthouse
-from planaria.core.roster import Effect, LineageRecord, Persist, Record, Send
+from planaria.core.roster import Effect, LineageRecord, Persist, Record, Send, lineage_after
+
+MEMBERS = (Member(0, 0), Member(1, 0), Member(2, 0))
+LAST = LineageRecord("job", 1, 4, MEMBERS, lineage_after("", QuorumId(1, 4), MEMBERS), 7)
 
 
 def names(members: tuple[Member, ...]) -> str:

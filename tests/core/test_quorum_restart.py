@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quorum_desk import Desk, line, working
+from quorum_desk import LAST, Desk, line, working
 
 from planaria.core.ledger import LAST_WORD_WINDOW
 from planaria.core.messages import (
@@ -15,9 +15,6 @@ from planaria.core.messages import (
     QuorumId,
 )
 from planaria.core.roster import LineageRecord, Persist, lineage_after
-
-MEMBERS = (Member(0, 0), Member(1, 0), Member(2, 0))
-LAST = LineageRecord("job", 1, 4, MEMBERS, lineage_after("", QuorumId(1, 4), MEMBERS), 7)
 
 
 def test_a_restarted_lighthouse_learns_everything_and_changes_nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_quorum import LAST, Desk, line, working
+from quorum_desk import LAST, Desk, line, working
 from test_stepper import member, quorum, under
 
 from planaria.core.messages import Member, Policy, QuorumId, Ready, Saved, Standing
