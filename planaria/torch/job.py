@@ -136,8 +136,9 @@ class Job:
         state = ProtectedState(**self._protected, planaria=facts)
         session = Session(self.settings, self._world, self._page, state.device)
         worker = Worker(session, state, facts, parameters, buffers, self._overlap, self._allow_unused)
-        prints = of_group(fingerprint(state, self.settings, self.exact, layout=self._world.layout), self._world)
-        digest = combined([each.decode() for each in self._world.gather(state.digest().encode())])
+        own = fingerprint(state, self.settings, self.exact, layout=self._world.layout, steps=str(total))
+        prints = of_group(own, session.gather)
+        digest = combined([each.decode() for each in session.gather(state.digest().encode())])
 
         def ready(address: str) -> Ready:
             return Ready(self.settings.member, address, prints, digest, self.shards, total)
