@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from planaria.errors import UsageError
 from planaria.torch.records import ShardRecord, unpack_presence
+from planaria.torch.world import GroupWorld, part_of
 
 
 class BufferWatch:
@@ -44,6 +46,19 @@ class TrainableWatch:
                     f"{where}, step {step}: requires_grad of {name} was {needed} when the steps began and is "
                     f"{not needed} now; which parameters are trained must be settled before job.steps"
                 )
+
+
+def check_spread(named: Sequence[tuple[str, torch.nn.Parameter]], world: GroupWorld, where: str) -> None:
+    """Ranks that share a batch must share its gradients: nobody but the group itself adds those up."""
+    _, parts = world.part
+    for name, parameter in named:
+        ranks = parameter.device_mesh.mesh.flatten().tolist() if isinstance(parameter, DTensor) else [world.rank]
+        if len({part_of(rank, world.shape)[0] for rank in ranks}) < parts:
+            raise UsageError(
+                f"{where}: the parameter {name} is not spread over the {parts} ranks that share every batch, so their "
+                "copies of it would come to differ; use fully_shard(model, mesh=job.mesh[...]), or call dimensions "
+                "of pt.init(mesh=...) tp, pp or cp if all along them need the same samples"
+            )
 
 
 def check_presence(records: Sequence[ShardRecord], names: Sequence[str], where: str) -> None:

@@ -25,8 +25,10 @@ def clip_grad_norm_(
     Returns the norm before, a scalar on the gradients' device: the same on every rank of the group, and, after
     ``step.batches``, on every group.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    total = _total_norm(gradients, norm_type)
+    everything = list(parameters)
+    gradients = [p.grad for p in everything if p.grad is not None]
+    # A stage may be without gradients, but not without its part in the collectives.
+    total = _total_norm(gradients, norm_type) if gradients else torch.zeros((), device=everything[0].device)
     if stages is not None and stages.size() > 1:
         total = _over(total, norm_type, stages.get_group())
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # torch's own guard against a norm of nothing
@@ -40,16 +42,17 @@ def _total_norm(gradients: list[Tensor], norm_type: float) -> Tensor:
     totals: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for same in _alike(gradients):
         spread = _spread_over(same[0])
-        norms = torch._foreach_norm(_local(same), norm_type)
-        totals.setdefault(spread, []).extend(norms)
+        full = [each for each in _local(same) if each.numel()]
+        # In fp32 whatever the gradients are: the square of a norm leaves the range of a half soon.
+        norms = torch._foreach_norm(full, norm_type, dtype=torch.float32) if full else ()
+        # A rank may hold nothing of a gradient, but it has its part in the collectives.
+        totals.setdefault(spread, [torch.zeros((), device=same[0].device)]).extend(norms)
     parts = []
     for groups, of in totals.items():
         part = torch.linalg.vector_norm(torch.stack([norm.to(of[0].device) for norm in of]), norm_type)
         for group in groups:
             part = _over(part, norm_type, group)
         parts.append(part)
-    if not parts:
-        return torch.zeros(())
     total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(parts[0].device) for part in parts]), norm_type)
     return total
 

@@ -156,7 +156,8 @@ class Job:
         state = ProtectedState(**self._protected, planaria=facts)
         session = Session(self.settings, self._world, self._page, state.device)
         worker = Worker(session, state, facts, parameters, buffers, self._overlap, self._allow_unused)
-        prints = of_group(fingerprint(state, self.settings, self.exact, layout=self._world.layout), self._world)
+        own = fingerprint(state, self.settings, self.exact, layout=self._world.layout, steps=str(total))
+        prints = of_group(own, session.gather)
         start, initial = 0, ""
         if self._schedule is not None:
             beat = self._page.beat if self._page is not None else lambda: None
@@ -166,7 +167,7 @@ class Job:
             if self.settings.founder:
                 start = worker.checkpoints.resume()
         if self._schedule is None or self.settings.founder:
-            initial = combined([each.decode() for each in self._world.gather(state.digest().encode())])
+            initial = combined([each.decode() for each in session.gather(state.digest().encode())])
 
         def ready(address: str) -> Ready:
             return Ready(self.settings.member, address, prints, initial, self.shards, total, step=start)

@@ -10,7 +10,8 @@ Derivation, fixed for good (changing it changes every run)::
 
 ``shard`` is -1 and ``purpose`` is 1 for the code between the exchange and the next step ("apply"); ``purpose`` is 0
 for a shard, 3 (shard -1) for the code before a step's first shard, and 2 for an epoch's permutation
-(:mod:`planaria.torch.data`, ``step`` being the epoch). torch and CUDA
+(:mod:`planaria.torch.data`, ``step`` being the epoch). Ranks of a group that have different parts of a shard's samples
+draw different numbers: part k > 0 takes the seed of purpose 4 (``step`` being k) in place of the job's. torch and CUDA
 take the 64 bits, numpy the low 32 (it takes no more), Python's ``random`` all 64.
 """
 
@@ -25,12 +26,13 @@ import xxhash
 
 _PLACE = struct.Struct("<QqqQ")
 _U64 = (1 << 64) - 1
-_SHARD, _APPLY, _EPOCH, _BEGIN = 0, 1, 2, 3
+_SHARD, _APPLY, _EPOCH, _BEGIN, _PART = 0, 1, 2, 3, 4
 
 
-def shard_seed(seed: int, step: int, shard: int) -> int:
-    """Seed, 64 bits, of one shard's forward and backward."""
-    return _derive(seed, step, shard, _SHARD)
+def shard_seed(seed: int, step: int, shard: int, part: int = 0) -> int:
+    """Seed, 64 bits, of one shard's forward and backward; ``part``: of its samples, where the ranks share them."""
+    own = seed if part == 0 else _derive(seed, part, -1, _PART)
+    return _derive(own, step, shard, _SHARD)
 
 
 def apply_seed(seed: int, step: int) -> int:
@@ -60,9 +62,9 @@ def seed_all(seed: int) -> None:
     _random.seed(seed)
 
 
-def seed_shard(seed: int, step: int, shard: int) -> None:
+def seed_shard(seed: int, step: int, shard: int, part: int = 0) -> None:
     """Seed everything for one shard; call it right before the shard's data is read."""
-    seed_all(shard_seed(seed, step, shard))
+    seed_all(shard_seed(seed, step, shard, part))
 
 
 def seed_apply(seed: int, step: int) -> None:

@@ -17,7 +17,7 @@ from planaria.errors import ProtocolError, UsageError
 
 # One size for all, so that a round is a single collective. Holds METRICS names and values and a sentence.
 NOTE_BYTES = 2048
-_LONGEST_TEXT = 300
+_LONGEST_TEXT = 150
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ on it (see ``rounds``), so the steppers of a group's ranks never come to differ.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -44,6 +45,10 @@ from planaria.torch.world import GroupWorld
 from planaria.wire.page import ProgressPage
 
 ALONE = QuorumId(1, 1)
+# Orders reach the ranks of a group within less, and a recovery is many times as long.
+SKEW_SECONDS = 0.001
+# As long as the agent waits for ranks that it has told to end.
+LAST_WORD_SECONDS = 5.0
 # Moves the state of a healing and returns what puts it in place, once all ranks of the group have theirs.
 Transfer = Callable[[core.Heal, Communicator], Callable[[], None]]
 
@@ -152,7 +157,10 @@ class Session:
         with the quorum in force.
         """
         with self._lock:
-            formed, broken = frozenset(self._formed), dict(self._broken)
+            # What a newer urgent quorum has outdated is of interest only while the stepper still works under it.
+            live = {id for id in (*self._formed, *self._broken) if id >= self._urgent or self.stepper.knows(id)}
+            formed = frozenset(self._formed & live)
+            broken = {id: text for id, text in self._broken.items() if id in live}
             mine = Note(self._newest, formed, broken, self._stop, note.ok, note.finite, note.seconds, note.metrics)
         target = self.stepper.target
         try:
@@ -205,10 +213,18 @@ class Session:
 
     def _bereaved(self, error: RuntimeError) -> NoReturn:
         """Another rank of this group is gone, and the group with it."""
+        gone = PlanariaError(
+            f"{self.settings.where}: another rank of the group is gone ({error}). If it left the loop by itself: take "
+            "such decisions alike on all ranks, from step.metrics"
+        )
         if self._control is not None:
-            # The agent knows why and ends this rank too, or an order that says why is on its way to it.
+            # The agent knows why and ends this rank too, or an order that says why is on its way to it; but nobody ends
+            # it if the other one left in order.
+            late = threading.Timer(LAST_WORD_SECONDS, self._fail, [gone])
+            late.daemon = True
+            late.start()
             self.bell.wait(lambda: self._failure is not None, lambda: False)
-        raise self._failure or PlanariaError(f"{self.settings.where}: another rank of the group is gone: {error}")
+        raise self._failure or gone
 
     def _do(self, effects: Sequence[core.Effect]) -> None:
         for effect in effects:
@@ -240,6 +256,8 @@ class Session:
                     self.bell.wait(self._has_news, lambda: False)
                     if self._failure is None:
                         self.agree(Note())
+                        if self._has_news():  # which other ranks have not heard yet: do not ask in a busy loop
+                            time.sleep(SKEW_SECONDS)
                 case core.RollCall():
                     self.show(Phase.FORMING)
                     self._roll(action)
@@ -250,6 +268,7 @@ class Session:
                     return action
 
     def _has_news(self) -> bool:
+        """Whether this rank knows of something that the stepper does not."""
         return bool(self._heard or self._formed or self._broken or self._failure) or self._stop != self.stepper.stopping
 
     def _roll(self, action: core.RollCall) -> None:
@@ -272,6 +291,7 @@ class Session:
 
         if self.agree(Note(ok=self.attempt(action.quorum, "healing", heal))).ok:
             put[0]()
+            self.agree(Note())  # the group has healed when all its ranks have
             self._do(self.stepper.healed(action.quorum))
 
     def attempt(self, id: QuorumId, what: str, work: Callable[[], None]) -> bool:

@@ -26,7 +26,7 @@ from planaria.exchange.tree_exchange import ExchangeResult, TreeExchange
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
 from planaria.torch.checkpoints import Checkpoints
-from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence
+from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, check_spread
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
@@ -203,6 +203,7 @@ class Worker:
                     f"{self.settings.where}: the position of this {type(data).__name__} is part of the job's state; "
                     "add it to what is protected: job.protect(..., data=data)"
                 )
+            check_spread(self.named, self.session.world, self.settings.where)
             data.bind(self.settings.shards, self.settings.seed, self.session.world.part)
             self._data = data
         elif self._data is not data:
@@ -238,7 +239,7 @@ class Worker:
         exchange = self._begin(self.session.stepper.work()) if action.last and self._overlap else None
         started = time.perf_counter()
         self.session.show(Phase.COMPUTING, action.shard)
-        seeding.seed_shard(self.settings.seed, action.step, action.shard)
+        seeding.seed_shard(self.settings.seed, action.step, action.shard, self.session.world.part[0])
         on_bucket = exchange.submit if exchange is not None else None
         self._store.begin_shard(action.shard, on_bucket, micro_batches=data.micro_batches)
         self._recorded = {}

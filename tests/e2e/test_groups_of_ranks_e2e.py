@@ -68,11 +68,25 @@ def test_one_rank_runs_out_of_memory(tmp_path: Path, unhurt: Callable[[str], str
     assert "out of memory" in failure["message"]
 
 
-def test_a_mesh_that_does_not_fit(tmp_path: Path) -> None:
-    with start(tmp_path / "run", "fsdp", "--odd", "mesh") as run:
-        assert run.end() == 2
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("mesh", "the mesh (fsdp=3) does not fit the 2 ranks of a group"),
+        ("whole", "is not spread over the 2 ranks that share every batch"),
+        ("seed", "the ranks of a group differ in seed (3, 4)"),
+        ("steps", "the ranks of a group differ in steps (40, 41)"),
+    ],
+)
+def test_bad_input_of_a_group(tmp_path: Path, odd: str, said: str) -> None:
+    with start(tmp_path / "run", "fsdp", "--odd", odd, groups=1) as run:
+        assert run.end() == 2, run.log()
     reason = json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
-    assert "the mesh (fsdp=3) does not fit the 2 ranks of a group" in reason and "Traceback" not in reason
+    assert said in reason and "Traceback" not in reason
+
+
+def test_a_rank_that_leaves_alone(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "fsdp", "--odd", "leaves", groups=1) as run:
+        assert run.end() != 0, "its group cannot go on, and must not wait for ever"
 
 
 def test_groups_of_different_layouts(tmp_path: Path) -> None:

@@ -20,15 +20,16 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds in every s
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
 parser.add_argument("--compile", action="store_true")
-parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
+parser.add_argument("--odd", default="", help="what goes wrong, and in the last group only")
 args = parser.parse_args()
 
 MESHES = {"plain": None, "fsdp": {"fsdp": -1}, "tp": {"tp": -1}, "pp": {"pp": -1}, "fsdp-tp": {"fsdp": 2, "tp": -1}}
-odd = args.odd if os.environ.get("PLANARIA_GROUP") == "1" else ""
+last = int(os.environ.get("PLANARIA_GROUP", 0)) + 1 == int(os.environ.get("PLANARIA_GROUPS", 1))
+odd, rank = args.odd if last else "", int(os.environ.get("RANK", 0))
 if odd == "layout":
     args.layout = "tp"
 shape = {"fsdp": 3} if odd == "mesh" else MESHES[args.layout]
-job = pt.init(shards=4, seed=3, mesh=shape, device=args.device)
+job = pt.init(shards=4, seed=3 + rank if odd == "seed" else 3, mesh=shape, device=args.device)
 
 
 class Block(nn.Module):
@@ -60,7 +61,7 @@ if "tp" in args.layout:
     for block in (model[1], model[2]):
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(block, job.mesh["tp"], plan)
-if "fsdp" in args.layout:
+if "fsdp" in args.layout and odd != "whole":
     # What is tied must be sharded together.
     layers = (model,) if args.rich else (*model, model)
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if args.rich else MixedPrecisionPolicy()
@@ -84,7 +85,9 @@ labels = torch.randint(0, 4, (500,), generator=generator)
 samples = torch.utils.data.TensorDataset(points, labels)
 data = pt.ShardedDataset(samples, batch_size=4)
 job.protect(overlap=schedule is None, model=model, optimizer=optimizer, scheduler=scheduler)
-for step in job.steps(args.steps):
+for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
+    if odd == "leaves" and rank == 1 and step.index == 3:
+        break
     if odd == "memory" and job.rank == 1 and step.index == 3:
         raise torch.OutOfMemoryError("out of memory: tried to allocate more than there is")
     for x, y in step.batches(data):
