@@ -16,7 +16,6 @@ from tests.e2e import harness
 from tests.e2e.harness import Run
 
 ON_CPU = Path(__file__).parent / "on_cpu.py"
-OURS = ("--module", "planaria.train.titan.llama3")
 # Sequences of 64 tokens, two in a batch: the debug model in a fraction of a second. bfloat16 would only be slower.
 SMALL = (
     *("--training.seq_len", "64", "--training.local_batch_size", "2", "--debug.seed", "0"),
@@ -24,7 +23,7 @@ SMALL = (
 )
 # What torchtitan by itself needs on an older torch; the adapter has these for defaults.
 THEIRS = (
-    *("--module", "llama3", "--training.disable_cuda_graphs", "--parallelism.spmd_backend", "partial_dtensor"),
+    *("--training.disable_cuda_graphs", "--parallelism.spmd_backend", "partial_dtensor"),
     *("--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_parallel_shard_degree", "1"),
 )
 
@@ -33,20 +32,24 @@ def run(directory: Path, *args: str, groups: int = 2, ranks: int = 1) -> Run:
     """``planaria run`` of torchtitan's trainer, two shards. What torchtitan writes goes below ``directory``."""
     dump = ("--dump_folder", str(directory / "dump"))
     options = ("--shards", "2", "--nproc-per-group", str(ranks), "--device", "cpu")
-    return Run(directory, *OURS, *args, *dump, groups=groups, options=options, script=ON_CPU)
+    return Run(directory, *ours(), *args, *dump, groups=groups, options=options, script=ON_CPU)
 
 
-def alone(directory: Path, *args: str) -> str:
+def ours(model: str = "llama3") -> tuple[str, str]:
+    return "--module", f"planaria.train.titan.{model}"
+
+
+def alone(directory: Path, *args: str, model: str = "llama3") -> str:
     """Two shards in one process, no ``planaria run``: a job of one group, which leaves what it did in ``directory``.
     Returns its output."""
     told = {"PLANARIA_DIR": str(directory), "PLANARIA_SHARDS": "2"}
-    return _finish([sys.executable, str(ON_CPU), *OURS, *args], directory, told)
+    return _finish([sys.executable, str(ON_CPU), *ours(model), *args], directory, told)
 
 
-def stock(directory: Path, *args: str) -> str:
+def stock(directory: Path, *args: str, model: str = "llama3") -> str:
     """torchtitan with its own trainer: two ranks, each a replica. Returns the output."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return _finish([*launch, str(ON_CPU), *THEIRS, *args], directory, {})
+    return _finish([*launch, str(ON_CPU), "--module", model, *THEIRS, *args], directory, {})
 
 
 def _finish(command: list[str], directory: Path, told: dict[str, str]) -> str:
@@ -77,8 +80,9 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def losses(directory: Path) -> dict[int, float]:
-    """Of every step that was committed here."""
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    """Of every step that was committed here, in a life that may have ended before its first."""
+    written = directory / "metrics.jsonl"
+    lines = written.read_text().splitlines() if written.exists() else []
     return {entry["step"]: entry["loss"] for entry in map(json.loads, lines)}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
 from planaria.errors import UsageError
 from planaria.train.titan import configurations
@@ -15,7 +16,6 @@ from tests.titan.runs import SMALL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 DEBUG = (*SMALL, "--config", "llama3_debugmodel", "--training.steps", "24")
-CHAT = (*SMALL, "--config", "sft_debugmodel", "--training.steps", "3")
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,13 @@ def test_two_shards_are_two_replicas_of_torchtitan_bit_for_bit(here: Path, quiet
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
-def test_tokens_weigh_the_same_in_all_shards(here: Path) -> None:
-    """In conversations few tokens are trained on, and not equally many in every shard."""
-    ours = runs.shown(runs.alone(here / "chat", *CHAT))
-    theirs = runs.shown(runs.stock(here / "stock chat", *CHAT))
+@pytest.mark.parametrize(("model", "config"), [("llama3", "sft_debugmodel"), ("qwen3", "qwen3_debugmodel")])
+def test_losses_and_norms_are_those_of_torchtitan(here: Path, model: str, config: str) -> None:
+    """In conversations few tokens are trained on, and not equally many in every shard; all weigh the same. qwen3's
+    embedding is its output layer, too."""
+    args = (*SMALL, "--config", config, "--training.steps", "3")
+    ours = runs.shown(runs.alone(here / "ours" / config, *args, model=model))
+    theirs = runs.shown(runs.stock(here / "theirs" / config, *args, model=model))
     assert len(ours) == 6
     assert ours == pytest.approx(theirs, abs=2e-4)  # the last digits shown; rounded at another place
 
@@ -82,6 +85,27 @@ def test_ranks_that_share_their_group_s_model_heal_it_together(here: Path, monke
     assert lives["rg1i1"]
 
 
+def test_when_all_are_killed_the_job_goes_on_from_its_checkpoint_and_exports_the_same_weights(
+    here: Path, quiet: Path
+) -> None:
+    with runs.run(here / "all killed", *DEBUG, "--checkpoint.enable", "--checkpoint.interval", "4") as run:
+        run.step(4)
+        run.until(lambda: run.events("saved"), "a checkpoint")
+        for group in (0, 1):
+            run.signal(group)
+        assert run.end() == 0, run.log()
+    assert run.digests() == {runs.digest(quiet)}
+    lives = runs.lives(here / "all killed")
+    assert min(step for name, life in lives.items() if not name.endswith("i0") for step in life) >= 4
+    # torchtitan's own format, by torchtitan's own code, from one of the groups.
+    name = "tok_embeddings.weight"
+    expected = runs.weights(quiet)[name]
+    exported = {name: torch.empty_like(expected)}
+    place = here / "all killed" / "dump" / "checkpoint" / "step-24"
+    torch.distributed.checkpoint.load(exported, checkpoint_id=place, no_dist=True)
+    assert torch.equal(exported[name], expected)
+
+
 def test_a_batch_that_cannot_be_shared_ends_the_job_with_one_sentence(here: Path) -> None:
     with runs.run(here / "bad", *DEBUG, "--training.global_batch_size", "3") as run:
         assert run.end() == 2
@@ -94,11 +118,13 @@ def test_a_batch_that_cannot_be_shared_ends_the_job_with_one_sentence(here: Path
     [
         ("parallelism", "data_parallel_replicate_degree", 2, "groups are the replicas"),
         ("training", "disable_cuda_graphs", False, "leave CUDA graphs off"),
+        ("checkpoint", "load_step", 3, "goes on from the newest of its own checkpoints"),
     ],
 )
 def test_options_that_cannot_be_are_refused(section: str, option: str, value: object, sentence: str) -> None:
     prepare()
     config = configurations("llama3")["llama3_debugmodel"]()
+    config.checkpoint.enable = True
     setattr(getattr(config, section), option, value)
     with pytest.raises(UsageError, match=sentence):
         config.build()

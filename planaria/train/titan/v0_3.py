@@ -8,6 +8,7 @@ all tokens weigh the same.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -44,6 +45,9 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         for name, value in alone.items():
             os.environ.setdefault(name, value)
+        # Of all groups: one of them saves.
+        folder = os.path.abspath(os.path.join(config.dump_folder, config.checkpoint.folder))
+        config.checkpoint = replace(config.checkpoint, folder=folder)
         if group := os.environ.get("PLANARIA_GROUP"):
             config.dump_folder = os.path.join(config.dump_folder, f"group{group}")
         super().__init__(config)
@@ -71,26 +75,27 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
 
     def train(self) -> None:
         config, job = self.config, self.job
-        if config.checkpoint.enable:
-            self.checkpointer.load(step=0)
+        self._start_from_weights()
         job.protect(
             **{f"model{index}": part for index, part in enumerate(self.model_parts)},
-            optimizer=list(self.optimizers),
+            **{f"optimizer{index}": optimizer for index, optimizer in enumerate(self.optimizers)},
             lr_scheduler=self.lr_schedulers,
             data=self.dataloader,
-            overlap=not self.parallel_dims.pp_enabled,  # a pipeline's schedule runs backward many times
+            # With overlap a gradient must be complete after one backward. A pipeline's schedule runs many, and a
+            # chunked loss runs that of lm_head before, whose weight may be the embedding's, too.
+            overlap=not (self.parallel_dims.pp_enabled or getattr(self.model_config, "enable_weight_tying", False)),
         )
-        first = True
+        first, saver = True, 0
         with config.profiler.build(global_step=0, base_folder=config.dump_folder) as profiler:
             for step in job.steps(config.training.steps):
-                index = step.index
-                self.step = index + 1
+                self.step = step.index + 1
                 sl.set_step(self.step)
                 self.gc_handler.run(self.step)
                 with sl.log_trace_span("step"):
                     self._compute(step)
-                    if step.index != index:
+                    if not step.groups:
                         continue  # this group has taken a newer state from its peers: nothing done here counts
+                    saver = step.groups[0]
                     self._apply(step)
                 if config.validator.enable and self.validator.should_validate(self.step):
                     self.validator.validate(self.model_parts, self.step)
@@ -100,7 +105,24 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
                     timeout = timedelta(seconds=config.comm.train_timeout_seconds)
                     dist_utils.set_pg_timeouts(timeout=timeout, parallel_dims=self.parallel_dims)
                     first = False
+        self.step = config.training.steps
+        if job.group == saver:
+            self.checkpointer.save(self.step, last_step=True)
         logger.info("Training completed")
+
+    def _start_from_weights(self) -> None:
+        """Load what the training is to start from, and have the job save and resume. Positions, optimizer and step come
+        from Planaria's checkpoints only: they are exact, and no torchtitan knows a job's."""
+        config = self.config.checkpoint
+        if not config.enable:
+            return
+        # torchtitan would rather resume from what is in its folder, where an earlier run may have left its weights.
+        self.checkpointer.folder = ""
+        self.checkpointer.load()
+        self.checkpointer.folder = config.folder
+        if not config.load_only:
+            keep = config.keep_latest_k or sys.maxsize
+            self.job.checkpoint(os.path.join(config.folder, "planaria"), every=config.interval, keep=keep)
 
     def _compute(self, step: pt.Step) -> None:
         """Forward and backward of every batch of this group's shards."""
@@ -201,6 +223,12 @@ def _check(config: Any) -> None:
         raise UsageError(
             f"--parallelism.data_parallel_replicate_degree {replicas}: groups are the replicas, so this must stay 1; "
             f"say planaria run --groups {replicas}"
+        )
+    checkpoint = config.checkpoint
+    if checkpoint.enable and (checkpoint.load_step != -1 or not checkpoint.initial_load_model_only):
+        raise UsageError(
+            "--checkpoint.load_step and --checkpoint.no-initial_load_model_only: a training starts with given weights "
+            "at its first step, or goes on from the newest of its own checkpoints, which are not torchtitan's"
         )
     if not config.training.disable_cuda_graphs:
         raise UsageError(
