@@ -25,6 +25,7 @@ app = typer.Typer(
 _COMMANDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     # Everything after the script belongs to the script.
     ("planaria.cli.run", "run", {"allow_interspersed_args": False}),
+    ("planaria.cli.train", "train", {"allow_interspersed_args": False}),
     ("planaria.cli.operate", "status", {}),
     ("planaria.cli.operate", "kill", {}),
     ("planaria.cli.operate", "drain", {}),

@@ -31,6 +31,12 @@ class Step:
         """Means over all shards of what was recorded, the same on every group; after ``batches`` has ended."""
         return self._worker.metrics
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The groups that computed this step together, ascending, the same on each of them; after ``batches`` has
+        ended. Empty if the body is void (see above). The first is the one to write what is to be written once."""
+        return self._worker.groups
+
     def batches(self, data: ShardedSource) -> Iterator[Any]:
         """The batches of this group's shards, and after a failure also those of the lost group's.
 

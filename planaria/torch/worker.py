@@ -71,6 +71,7 @@ class Worker:
         self.state = state
         self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
+        self.groups: tuple[int, ...] = ()  # that took part in this step's exchange; none before it is complete
         self._facts = facts
         self.seconds_per_shard = 0.0  # of the group
         self._mean_seconds = 0.0  # of this rank
@@ -83,6 +84,7 @@ class Worker:
         self._buffers = BufferWatch(buffers)
         self._exchange: tuple[QuorumId, TreeExchange] | None = None
         self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
+        self._partners: tuple[int, ...] = ()  # the groups of the exchange that was begun last
         self._tail_bytes = 0  # of the exchange that was begun last
         self._records: dict[int, ShardRecord] = {}
         self._raw: dict[int, dict[str, list[Any]]] = {}  # recorded values of shards, still on their device
@@ -110,6 +112,7 @@ class Worker:
     def begin_step(self) -> bool:
         """Wait until there is work on a step. False: all steps are committed."""
         self._inside = False
+        self.groups = ()
         goes_on = self._goes_on(self.session.advance(self._transfer))
         if goes_on:
             self._settled.check(self.settings.where, self.step)
@@ -290,6 +293,7 @@ class Worker:
         except CommunicatorError:
             return None  # the next question to the stepper tells what to do instead
         self._begun = work
+        self._partners = tuple(member.group for member in communicator.quorum.members)
         return exchange
 
     def _reduce(self, work: core.Exchange) -> bool:
@@ -308,7 +312,7 @@ class Worker:
             self._stop_on_nonfinite(work, records)
         if not self._allow_unused:
             check_presence(records, self._store.names, f"job {self.settings.job}, step {self.step}")
-        self._present = len(records)
+        self._present, self.groups = len(records), self._partners
         self._store.assign(results[0].buckets, union_presence(records, len(self.named)))
         self.metrics = outcome.metrics
         self.seconds_per_shard = outcome.seconds

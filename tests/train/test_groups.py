@@ -1,0 +1,99 @@
+"""``planaria train`` in groups that are killed: the weights of a quiet run, and every line of metrics."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from planaria.chaos.watch import Watch
+from tests.train.harness import PATIENCE, digests, environment, lines, train, write_config
+
+pytestmark = pytest.mark.e2e
+STEPS = 30
+WORDS = (
+    f"--training.steps={STEPS}",
+    "--fault_tolerance.shards=4",
+    "--metrics.log_freq=3",
+    "--metrics.enable_tensorboard",
+    "--validation.enable",
+    "--validation.freq=10",
+    "--validation.steps=2",
+    "--validation.held_out=0.1",
+)
+
+
+class Groups:
+    """A ``planaria train`` in two groups, looked at and hurt from outside."""
+
+    def __init__(self, process: subprocess.Popen[str], logs: Path) -> None:
+        self.process, self.watch = process, Watch(logs)
+
+    def until(self, met: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not met():
+            assert self.process.poll() is None, f"the run ended before {what}"
+            assert time.monotonic() < deadline, f"still waiting for {what}"
+            time.sleep(0.005)
+            self.watch.poll()
+
+    def kill(self, group: int) -> None:
+        life = self.watch.life(group)
+        assert life is not None
+        os.kill(life.view.pid, signal.SIGKILL)
+        self.until(lambda: self.watch.life(group).member > life.member, f"group {group} to be started again")
+
+
+@contextmanager
+def two_groups(config: Path, out: Path) -> Iterator[Groups]:
+    words = ["--fault_tolerance.enable", "--fault_tolerance.group_size=2", f"--job.dump_folder={out}", *WORDS]
+    command = [sys.executable, "-m", "planaria", "train", str(config), *words]
+    log = (config.parent / "run.log").open("w")
+    with (
+        log,
+        subprocess.Popen(command, env=environment(), stdout=log, stderr=log, text=True, cwd=config.parent) as process,
+    ):
+        groups = Groups(process, out / "logs")
+        try:
+            yield groups
+        finally:
+            process.terminate()  # ends its ranks too
+            process.wait()
+            groups.watch.close()
+
+
+def told(out: Path) -> list[tuple[Any, ...]]:
+    """What every line says that must not depend on who computed it."""
+    return [
+        tuple(line.get(key) for key in ("step", "loss", "grad_norm", "lr", "validation_loss")) for line in lines(out)
+    ]
+
+
+@pytest.mark.timeout(400)
+def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path: Path) -> None:
+    config, quiet, out = write_config(tmp_path), tmp_path / "quiet", tmp_path / "out"
+    (tmp_path / "digest").mkdir()
+    done = train(config, quiet, *WORDS, env={"PLANARIA_DIR": str(tmp_path / "digest" / "rg0" / "i0")})
+    assert done.returncode == 0, done.stderr
+    with two_groups(config, out) as run:
+        run.until(lambda: run.watch.step >= 8, "step 8")
+        run.kill(0)  # the one that writes
+        run.until(lambda: run.watch.step >= 20, "step 20")
+        run.kill(1)
+        assert run.process.wait(PATIENCE) == 0, (tmp_path / "run.log").read_text()
+    assert digests(out / "logs") == digests(tmp_path / "digest")
+    assert told(out) == told(quiet)
+    assert [line["step"] for line in lines(out)] == sorted({*range(0, STEPS, 3), 9, 19, 29})
+    board = EventAccumulator(str(out / "tb")).Reload()
+    shown = {event.step: event.value for event in board.Scalars("loss")}
+    assert shown == {line["step"]: pytest.approx(line["loss"], rel=1e-6) for line in lines(out)}
+    assert all(("validation_loss" in line) == (line["step"] % 10 == 9) for line in lines(out))
