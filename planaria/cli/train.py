@@ -59,6 +59,8 @@ def _launch(settings: Config, ranks: int, config: Path, words: list[str]) -> Non
         "job": settings.job.name or new_job(str(config)),
         "log-dir": Path(settings.job.dump_folder, "logs", f"group{ft.replica_id}" if ft.replica_id >= 0 else ""),
     }
+    if settings.training.device != "auto":
+        options["device"] = settings.training.device
     if ft.replica_id >= 0:
         options |= {"first-group": ft.replica_id, "local-groups": 1}
     if ft.lighthouse:

@@ -54,6 +54,7 @@ class Training:
     global_batch_size: int = _(-1, "samples in a step; -1: one micro-batch in each shard", -1)
     max_norm: float = _(1.0, "clip gradients to this norm; 0: do not", 0)
     seed: int = _(0, "of weights, data order and everything random", 0)
+    device: Literal["auto", "cpu", "cuda"] = _("auto", "auto: a GPU of its own for every rank if there are any")
     dtype: Literal["float32", "bfloat16"] = _("float32", "of parameters and of the optimizer's state")
     mixed_precision_param: Literal["float32", "bfloat16"] = _("float32", "of parameters and activations in use")
     mixed_precision_reduce: Literal["float32", "bfloat16"] = _("float32", "of gradients when FSDP reduces them")
@@ -110,6 +111,7 @@ class FaultTolerance:
     group_size: int = _(1, "replica groups of the job", 1)
     shards: int = _(0, "shards of a step, part of what the result depends on; 0: group_size", 0)
     replica_id: int = _(-1, "run only this group here, the others on other nodes; -1: run all here", -1)
+    exact: Literal["auto", "bits", "samples"] = _("auto", "the promise; auto: bits on a CPU, samples on GPUs")
     min_replica_size: int = _(1, "the job fails if fewer groups can be kept", 1)
     lighthouse: str = _("", "host:port at which groups of several nodes meet; default: one of its own")
 
@@ -125,7 +127,7 @@ class Metrics:
 class Validation:
     enable: bool = _(False, "measure the loss on text that is not trained on")
     freq: int = _(100, "steps between two measurements", 1)
-    steps: int = _(10, "batches in each, of the size of a training batch", 1)
+    steps: int = _(10, "shards that each takes, of the size of one in training", 1)
     files: str = _("", "text files to measure on; default: the last part of the training data")
     held_out: float = _(0.02, "how much of the training data that is", 0, 0.5)
 

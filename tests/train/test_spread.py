@@ -43,8 +43,9 @@ CASES: dict[int, list[tuple[dict[str, int], bool, list[str]]]] = {
         ({"cp": 2, "tp": 2}, False, [CONTEXT, TENSOR]),
     ],
 }
-# Losses are near 5.8, where fp32 numbers lie 5e-7 apart: sums in another order may differ by a few of these.
-CLOSE = 2e-6
+# Sums in another order differ in their last bits (1e-7), and Adam's first step makes more of it: it moves a weight by the
+# whole learning rate whichever sign a gradient near zero has.
+CLOSE = 1e-5
 
 
 def config_of(directory: Path, recompute: str = "none") -> Path:
