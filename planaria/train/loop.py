@@ -83,9 +83,11 @@ def train(config: Config) -> None:
         measured = check is not None and ((index + 1) % config.validation.freq == 0 or index == last)
         if measured or index % config.metrics.log_freq == 0 or index == last:
             line = {"step": index, "loss": step.metrics["loss"], "grad_norm": norm.item(), "lr": rate(config, index)}
+            fast = speed.since(index, len(step.groups))
             if check is not None and measured:
                 line["validation_loss"] = check.loss()
-            recorder.line(line, speed.since(index, len(step.groups)))
+                speed.start(index)
+            recorder.line(line, fast)
     recorder.close()
 
 
@@ -143,13 +145,18 @@ class Speed:
         self._peak = peak_of(name)
         self._then: tuple[int, float] | None = None
 
+    def start(self, step: int) -> tuple[int, float]:
+        """Measure from here on: ``step`` is done, it is so late."""
+        self._then = (step, time.perf_counter())
+        return self._then
+
     def since(self, step: int, groups: int) -> dict[str, float]:
         """Since the last time; nothing the first time."""
-        before, now = self._then, time.perf_counter()
-        self._then = (step, now)
+        before = self._then
+        then, now = self.start(step)
         if before is None:
             return {}
-        rate = (step - before[0]) * self._tokens / (now - before[1])
+        rate = (then - before[0]) * self._tokens / (now - before[1])
         found = {"tokens_per_second": rate}
         if self._peak is not None:
             found["mfu"] = rate * self._flops / (self._peak * self._ranks * groups)

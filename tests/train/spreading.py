@@ -68,5 +68,5 @@ def weights(module: nn.Module) -> dict[str, str]:
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         if isinstance(module, nn.ModuleList):
             name = name.partition(".")[2]
-        found[name] = xxhash.xxh3_64_hexdigest(whole.detach().numpy().tobytes())
+        found[name] = xxhash.xxh3_64_hexdigest(whole.detach().float().numpy().tobytes())
     return found
