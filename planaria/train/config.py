@@ -97,7 +97,7 @@ class Parallelism:
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpoint:
     mode: Literal["none", "selective", "full"] = key(
-        "none", "what is computed again in backward: nothing, cheap things, all"
+        "none", "what backward computes again"
     )
 
 
