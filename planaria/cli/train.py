@@ -13,6 +13,7 @@ from typer.main import get_command
 from planaria.cli.options import new_job
 from planaria.cli.run import run
 from planaria.train.config import Config, keys, load
+from planaria.train.tokens import prepare
 
 
 def train(
@@ -31,22 +32,22 @@ def train(
         typer.echo(keys())
         return
     settings = load(config, words)
-    ranks = math.prod(settings.degrees().values())
-    if settings.groups * ranks == 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1 or "PLANARIA_SOCKET" in os.environ:
-        from planaria.train.loop import train as train_here  # torch: not before the configuration is known to be good
-
-        train_here(settings)
+    if "PLANARIA_SOCKET" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _train_here(settings)  # a rank, started by somebody else
         return
+    ranks = math.prod(settings.degrees().values())
     settings.micro_batches(settings.shards)
-    _prepare(settings)
-    _launch(settings, ranks, config, words)
+    prepare(settings)  # before there are ranks, that would only wait for each other
+    if settings.groups * ranks == 1:
+        _train_here(settings)
+    else:
+        _launch(settings, ranks, config, words)
 
 
-def _prepare(settings: Config) -> None:
-    """Turn the text into tokens before ranks start, that would only wait for each other."""
-    from planaria.train.tokens import prepare
+def _train_here(settings: Config) -> None:
+    from planaria.train.loop import train as loop  # torch: not before the configuration is known to be good
 
-    prepare(settings)
+    loop(settings)
 
 
 def _launch(settings: Config, ranks: int, config: Path, words: list[str]) -> None:
@@ -59,6 +60,8 @@ def _launch(settings: Config, ranks: int, config: Path, words: list[str]) -> Non
         "job": settings.job.name or new_job(str(config)),
         "log-dir": Path(settings.job.dump_folder, "logs", f"group{ft.replica_id}" if ft.replica_id >= 0 else ""),
     }
+    if settings.training.device != "auto":
+        options["device"] = settings.training.device
     if ft.replica_id >= 0:
         options |= {"first-group": ft.replica_id, "local-groups": 1}
     if ft.lighthouse:

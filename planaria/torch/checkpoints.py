@@ -47,7 +47,7 @@ from planaria.torch.world import GroupWorld
 EVERY = 100
 KEEP = 3
 # What must be alike anyway, or is compared in more telling words.
-_COMPARED = ("model", "seed", "shards")
+_COMPARED = ("model", "seed", "shards", "steps")
 
 # It says so for every save and load of a group of one rank, which is what we mean.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)

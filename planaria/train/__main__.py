@@ -8,13 +8,15 @@ from pathlib import Path
 
 from planaria.errors import PlanariaError, UsageError
 from planaria.train.config import load
-from planaria.train.loop import train
 
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         raise UsageError("python -m planaria.train needs a configuration: CONFIG.toml [--section.key value]")
-    train(load(Path(sys.argv[1]), sys.argv[2:]))
+    config = load(Path(sys.argv[1]), sys.argv[2:])
+    from planaria.train.loop import train  # torch: not before the configuration is known to be good
+
+    train(config)
 
 
 if __name__ == "__main__":

@@ -16,77 +16,78 @@ from planaria.errors import UsageError
 from planaria.train.shapes import SHAPES
 
 
-def _(default: Any, help: str, least: float | None = None, most: float | None = None) -> Any:
+def key(default: Any, help: str, least: float | None = None, most: float | None = None) -> Any:
     """A key: its default, what it means, and the least and the largest value that it may have."""
     return field(default=default, metadata={"help": help, "least": least, "most": most})
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    description: str = _("", "what people want to know about the run")
-    name: str = _("", "of the job; needed where several nodes meet; default: the file's name and the time")
-    dump_folder: str = _("./outputs", "directory of all that the run writes")
+    description: str = key("", "what people want to know about the run")
+    name: str = key("", "of the job; needed where several nodes meet; default: the file's name and the time")
+    dump_folder: str = key("./outputs", "directory of all that the run writes")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    name: Literal["llama3"] = _("llama3", "the architecture")
-    flavor: Literal["debug", "1B", "8B"] = _("debug", "its size")
-    tokenizer_path: str = _("", "a tokenizer.json of the `tokenizers` library; default: bytes")
+    name: Literal["llama3"] = key("llama3", "the architecture")
+    flavor: Literal["debug", "1B", "8B"] = key("debug", "its size")
+    tokenizer_path: str = key("", "a tokenizer.json of the `tokenizers` library; default: bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
     """Exactly one of ``files``, ``dataset_path`` and ``mock``."""
 
-    files: str = _("", "text files: a pattern such as texts/**/*.txt; each file is a document")
-    dataset_path: str = _("", "a directory written by datasets.save_to_disk; each row is a document")
-    text_column: str = _("text", "its column that holds the text")
-    mock: bool = _(False, "random tokens")
-    cache_folder: str = _("", "where the tokens are kept; default: the dump folder's `tokens`")
+    files: str = key("", "text files: a pattern such as texts/**/*.txt; each file is a document")
+    dataset_path: str = key("", "a directory written by datasets.save_to_disk; each row is a document")
+    text_column: str = key("text", "its column that holds the text")
+    mock: bool = key(False, "random tokens")
+    cache_folder: str = key("", "where the tokens are kept; default: the dump folder's `tokens`")
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    steps: int = _(1000, "optimizer steps", 1)
-    seq_len: int = _(2048, "tokens in a sample", 1)
-    local_batch_size: int = _(8, "samples in a micro-batch of one data-parallel rank", 1)
-    global_batch_size: int = _(-1, "samples in a step; -1: one micro-batch in each shard", -1)
-    max_norm: float = _(1.0, "clip gradients to this norm; 0: do not", 0)
-    seed: int = _(0, "of weights, data order and everything random", 0)
-    dtype: Literal["float32", "bfloat16"] = _("float32", "of parameters and of the optimizer's state")
-    mixed_precision_param: Literal["float32", "bfloat16"] = _("float32", "of parameters and activations in use")
-    mixed_precision_reduce: Literal["float32", "bfloat16"] = _("float32", "of gradients when FSDP reduces them")
+    steps: int = key(1000, "optimizer steps", 1)
+    seq_len: int = key(2048, "tokens in a sample", 1)
+    local_batch_size: int = key(8, "samples in a micro-batch of one data-parallel rank", 1)
+    global_batch_size: int = key(-1, "samples in a step; -1: one micro-batch in each shard", -1)
+    max_norm: float = key(1.0, "clip gradients to this norm; 0: do not", 0)
+    seed: int = key(0, "of weights, data order and everything random", 0)
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: a GPU of its own for every rank if there are any")
+    dtype: Literal["float32", "bfloat16"] = key("float32", "of parameters and of the optimizer's state")
+    mixed_precision_param: Literal["float32", "bfloat16"] = key("float32", "of parameters and activations in use")
+    mixed_precision_reduce: Literal["float32", "bfloat16"] = key("float32", "of gradients when FSDP reduces them")
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    name: Literal["AdamW", "Adam"] = _("AdamW", "of torch.optim")
-    lr: float = _(8e-4, "learning rate at the top of the schedule", 0)
-    beta1: float = _(0.9, "decay of the mean of gradients", 0, 1)
-    beta2: float = _(0.95, "decay of the mean of their squares", 0, 1)
-    eps: float = _(1e-8, "added to the divisor", 0)
-    weight_decay: float = _(0.1, "of all parameters", 0)
-    implementation: Literal["fused", "foreach", "for-loop"] = _("fused", "how torch steps it")
+    name: Literal["AdamW", "Adam"] = key("AdamW", "of torch.optim")
+    lr: float = key(8e-4, "learning rate at the top of the schedule", 0)
+    beta1: float = key(0.9, "decay of the mean of gradients", 0, 1)
+    beta2: float = key(0.95, "decay of the mean of their squares", 0, 1)
+    eps: float = key(1e-8, "added to the divisor", 0)
+    weight_decay: float = key(0.1, "of all parameters", 0)
+    implementation: Literal["fused", "foreach", "for-loop"] = key("fused", "how torch steps it")
 
 
 @dataclass(frozen=True, slots=True)
 class LrScheduler:
-    warmup_steps: int = _(200, "steps from zero to the full rate", 0)
-    decay_ratio: float = _(1.0, "share of all steps, the last ones, in which it decays; 1: all after warm-up", 0, 1)
-    decay_type: Literal["linear", "sqrt", "cosine"] = _("cosine", "shape of the decay")
-    min_lr_factor: float = _(0.0, "share of the rate at the end", 0, 1)
+    warmup_steps: int = key(200, "steps from zero to the full rate", 0)
+    decay_ratio: float = key(1.0, "share of the steps, the last, in which it decays; 1: all after warm-up", 0, 1)
+    decay_type: Literal["linear", "sqrt", "cosine"] = key("cosine", "shape of the decay")
+    min_lr_factor: float = key(0.0, "share of the rate at the end", 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
     """Inside a group; how many groups there are is ``fault_tolerance.group_size``."""
 
-    data_parallel_shard_degree: int = _(-1, "FSDP2; -1: what the others leave of the group's processes", -1)
-    tensor_parallel_degree: int = _(1, "ranks that share every matrix", 1)
-    pipeline_parallel_degree: int = _(1, "ranks that share the layers", 1)
-    context_parallel_degree: int = _(1, "ranks that share every sequence", 1)
-    pipeline_parallel_schedule: Literal["1F1B", "GPipe", "Interleaved1F1B"] = _("1F1B", "of a pipeline's micro-batches")
+    data_parallel_shard_degree: int = key(-1, "FSDP2; -1: what the others leave of the group's processes", -1)
+    tensor_parallel_degree: int = key(1, "ranks that share every matrix", 1)
+    pipeline_parallel_degree: int = key(1, "ranks that share the layers", 1)
+    context_parallel_degree: int = key(1, "ranks that share every sequence", 1)
+    pipeline_parallel_schedule: Literal["1F1B", "GPipe", "Interleaved1F1B"] = key("1F1B", "of micro-batches")
 
     @property
     def stages_per_rank(self) -> int:
@@ -95,44 +96,47 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpoint:
-    mode: Literal["none", "selective", "full"] = _("none", "what backward computes again: nothing, cheap things, all")
+    mode: Literal["none", "selective", "full"] = key(
+        "none", "what backward computes again"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Compile:
-    enable: bool = _(False, "compile every block with torch.compile")
-    backend: str = _("inductor", "of torch.compile")
+    enable: bool = key(False, "compile every block with torch.compile")
+    backend: str = key("inductor", "of torch.compile")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultTolerance:
-    enable: bool = _(False, "train in several groups that replace each other")
-    group_size: int = _(1, "replica groups of the job", 1)
-    shards: int = _(0, "shards of a step, part of what the result depends on; 0: group_size", 0)
-    replica_id: int = _(-1, "run only this group here, the others on other nodes; -1: run all here", -1)
-    min_replica_size: int = _(1, "the job fails if fewer groups can be kept", 1)
-    lighthouse: str = _("", "host:port at which groups of several nodes meet; default: one of its own")
+    enable: bool = key(False, "train in several groups that replace each other")
+    group_size: int = key(1, "replica groups of the job", 1)
+    shards: int = key(0, "shards of a step, part of what the result depends on; 0: group_size", 0)
+    replica_id: int = key(-1, "run only this group here, the others on other nodes; -1: run all here", -1)
+    exact: Literal["auto", "bits", "samples"] = key("auto", "the promise; auto: bits on a CPU, samples on GPUs")
+    min_replica_size: int = key(1, "the job fails if fewer groups can be kept", 1)
+    lighthouse: str = key("", "host:port at which groups of several nodes meet; default: one of its own")
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    log_freq: int = _(10, "steps between two lines of metrics", 1)
-    enable_tensorboard: bool = _(False, "write them for TensorBoard as well")
-    save_tb_folder: str = _("tb", "where, in the dump folder")
+    log_freq: int = key(10, "steps between two lines of metrics", 1)
+    enable_tensorboard: bool = key(False, "write them for TensorBoard as well")
+    save_tb_folder: str = key("tb", "where, in the dump folder")
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    enable: bool = _(False, "measure the loss on text that is not trained on")
-    freq: int = _(100, "steps between two measurements", 1)
-    steps: int = _(10, "batches in each, of the size of a training batch", 1)
-    files: str = _("", "text files to measure on; default: the last part of the training data")
-    held_out: float = _(0.02, "how much of the training data that is", 0, 0.5)
+    enable: bool = key(False, "measure the loss on text that is not trained on")
+    freq: int = key(100, "steps between two measurements", 1)
+    steps: int = key(10, "shards that each takes, of the size of one in training", 1)
+    files: str = key("", "text files to measure on; default: the last part of the training data")
+    held_out: float = key(0.02, "how much of the training data that is", 0, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Debug:
-    deterministic: bool = _(False, "only deterministic kernels: needed on GPUs for equal bits")
+    deterministic: bool = key(False, "only deterministic kernels: needed on GPUs for equal bits")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -26,20 +27,27 @@ def train(config: Config) -> None:
 
     Raises UsageError for what cannot work on this machine or with this data.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    config.degrees(ranks)
+    degrees = config.degrees(int(os.environ.get("WORLD_SIZE", "1")))
+    ranks = math.prod(degrees.values())
     if config.debug.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    job = pt.init(shards=config.shards, seed=config.training.seed)
+    job = pt.init(
+        shards=config.shards,
+        seed=config.training.seed,
+        mesh={name: degree for name, degree in degrees.items() if degree > 1} or None,
+        exact=None if config.fault_tolerance.exact == "auto" else config.fault_tolerance.exact,
+        device=None if config.training.device == "auto" else config.training.device,
+    )
     tokenizer = tokenizer_of(config.model.tokenizer_path)
     shape = shape_of(config, tokenizer)
     samples, held_out, digest = samples_of(config, tokenizer)
-    network = Network(config, shape, None, job.device, config.micro_batches(job.shards, ranks))
+    mesh = job.mesh if ranks > 1 else None
+    network = Network(config, shape, mesh, job.device, config.micro_batches(job.shards, ranks))
     optimizer = make_optimizer(config, network.module.parameters())
     size = network.batch_size * network.data_ranks
     data = pt.ShardedDataset(samples, size, micro_batches=network.batches)
-    check = Validation(config, network, held_out, size) if held_out is not None else None
+    check = Validation(config, network, held_out) if held_out is not None else None
     folder, board = Path(config.job.dump_folder), config.metrics.save_tb_folder
     recorder = Recorder(
         folder / "metrics.jsonl", folder / board if config.metrics.enable_tensorboard else None, config.training.steps
@@ -58,28 +66,28 @@ def train(config: Config) -> None:
     for step in job.steps(config.training.steps):
         if facts["data"] != digest:  # healed by groups that read something else
             raise UsageError(f"group {job.group} has other tokens than the job; give all nodes the same data")
-        losses = []
         for tokens, labels in step.batches(data):
-            losses.append(network.train(tokens, labels))
-            if len(losses) == network.batches:  # a shard
-                step.record(loss=network.mean(losses))
-                losses.clear()
+            loss = network.train(tokens, labels)
+            if loss is not None:
+                step.record(loss=loss)
         if not step.groups:
             continue  # void: this group has taken a newer state
         index = step.index
-        norm = network.clip(config.training.max_norm)
+        norm = job.clip_grad_norm_(config.training.max_norm or math.inf)
         for group in optimizer.param_groups:
             group["lr"] = rate(config, index)
         optimizer.step()
 
-        leads = network.first_rank and job.group == step.groups[0]
+        leads = job.rank == 0 and job.group == step.groups[0]
         recorder.computed(index, leads)
         measured = check is not None and ((index + 1) % config.validation.freq == 0 or index == last)
         if measured or index % config.metrics.log_freq == 0 or index == last:
             line = {"step": index, "loss": step.metrics["loss"], "grad_norm": norm.item(), "lr": rate(config, index)}
+            fast = speed.since(index, len(step.groups))
             if check is not None and measured:
                 line["validation_loss"] = check.loss()
-            recorder.line(line, speed.since(index, len(step.groups)))
+                speed.start(index)
+            recorder.line(line, fast)
     recorder.close()
 
 
@@ -102,19 +110,22 @@ class Validation:
     groups, and all get the same. Whatever it draws from random generators changes nothing: they are seeded anew
     before the next step."""
 
-    def __init__(self, config: Config, network: Network, samples: Samples, size: int) -> None:
-        self._network, self._samples, self._size = network, samples, size
-        self._count = min(config.validation.steps, len(samples) // size)
-        if not self._count:
+    def __init__(self, config: Config, network: Network, samples: Samples) -> None:
+        self._network, self._samples = network, samples
+        self._size = network.batch_size * network.data_ranks
+        shard = self._size * network.batches
+        self._batches = min(config.validation.steps, len(samples) // shard) * network.batches
+        if not self._batches:
             raise UsageError(
-                f"[validation] has {len(samples)} samples but a batch needs {size}; hold out more, or give it files"
+                f"[validation] has {len(samples)} samples but needs the {shard} of a shard; hold out more, or give it "
+                "files"
             )
 
     def loss(self) -> float:
         module, each = self._network.module, self._network.batch_size
         module.eval()
         losses = []
-        for batch in range(self._count):
+        for batch in range(self._batches):
             first = batch * self._size + self._network.data_rank * each
             tokens, labels = default_collate([self._samples[index] for index in range(first, first + each)])
             losses.append(self._network.evaluate(tokens, labels))
@@ -134,13 +145,18 @@ class Speed:
         self._peak = peak_of(name)
         self._then: tuple[int, float] | None = None
 
+    def start(self, step: int) -> tuple[int, float]:
+        """Measure from here on: ``step`` is done, it is so late."""
+        self._then = (step, time.perf_counter())
+        return self._then
+
     def since(self, step: int, groups: int) -> dict[str, float]:
         """Since the last time; nothing the first time."""
-        before, now = self._then, time.perf_counter()
-        self._then = (step, now)
+        before = self._then
+        then, now = self.start(step)
         if before is None:
             return {}
-        rate = (step - before[0]) * self._tokens / (now - before[1])
+        rate = (then - before[0]) * self._tokens / (now - before[1])
         found = {"tokens_per_second": rate}
         if self._peak is not None:
             found["mfu"] = rate * self._flops / (self._peak * self._ranks * groups)

@@ -52,7 +52,7 @@ class Recorder:
         self._leads = leads
         if not leads:
             self.close()
-        elif sys.stderr.isatty():
+        elif sys.stdout.isatty():
             self._show(step)
 
     def line(self, values: Mapping[str, Any], speed: Mapping[str, float]) -> None:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.tensor import DTensor
 
 from planaria.train.config import Config
 from planaria.train.model import initialise, loss_of, places
@@ -50,7 +49,6 @@ class Network:
         self.batch_size = config.training.local_batch_size * once
         data = along(mesh, "fsdp")
         self.data_ranks, self.data_rank = (1, 0) if data is None else (data.size(), data.get_local_rank())
-        self.first_rank = mesh is None or mesh.get_rank() == 0
 
     def _make_pipeline(self, config: Config, pipe: DeviceMesh, parts: list[Any]) -> Any:
         name, count = config.parallelism.pipeline_parallel_schedule, pipe.size() * len(parts)
@@ -60,9 +58,9 @@ class Network:
         ]
         return _SCHEDULES[name](stages if name == "Interleaved1F1B" else stages[0], self._micro_batches, loss_of)
 
-    def train(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def train(self, tokens: Tensor, labels: Tensor) -> Tensor | None:
         """Forward and backward of one batch, ``[batch_size, seq_len]`` each; adds this batch's part of the gradient of
-        the shard's mean loss. Returns the batch's mean loss; it is this rank's own until ``mean`` is taken."""
+        the shard's mean loss. Returns the batch's mean loss on this rank; None on a pipeline's stages but the last."""
         tokens, labels = self._local(tokens), self._local(labels)
         if self.pipeline is not None:
             return self._piped(self.pipeline.step, tokens, labels)
@@ -71,46 +69,31 @@ class Network:
         return loss.detach()
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor | None:
         """As ``train``, without gradients."""
         tokens, labels = self._local(tokens), self._local(labels)
         return self._loss(tokens, labels) if self.pipeline is None else self._piped(self.pipeline.eval, tokens, labels)
 
-    def mean(self, losses: list[Tensor]) -> float:
-        """The mean, over batches and over the group, of what ``train`` or ``evaluate`` gave: equal on all its ranks."""
-        mean = torch.stack(losses).mean()
-        if self._mesh is None or self._mesh.size() == 1:
-            return mean.item()
-        total = mean.double()
+    def mean(self, losses: list[Tensor | None]) -> float:
+        """The mean, over batches and over the ranks of the group, of what ``evaluate`` gave: equal on all of them."""
+        mine = [loss.double() for loss in losses if loss is not None]
+        total = torch.stack(mine).sum() if mine else torch.zeros((), dtype=torch.float64, device=self._device)
+        if self._mesh is None:
+            return total.item() / len(losses)
         dist.all_reduce(total)
-        # Of a pipeline's stages only the last has a loss, the others have zero.
-        return total.item() * (1 if self._pipe is None else self._pipe.size()) / self._mesh.size()
-
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale the gradients down to ``max_norm`` (0: leave them). Returns the norm before: of the whole model, over
-        all shards of parameters and all stages."""
-        parameters = list(self.module.parameters())
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        if self._pipe is not None:
-            squared = norm.square()
-            dist.all_reduce(squared, group=self._pipe.get_group())
-            norm = squared.sqrt()
-        if max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
+        last = self._mesh.size() // (1 if self._pipe is None else self._pipe.size())  # ranks that have losses
+        return total.item() / (len(losses) * last)
 
     def _loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         with self._casting():
             return loss_of(self.module(tokens), labels)
 
-    def _piped(self, run: Callable[..., Any], tokens: Tensor, labels: Tensor) -> Tensor:
+    def _piped(self, run: Callable[..., Any], tokens: Tensor, labels: Tensor) -> Tensor | None:
         first, last = self._stages[0][0] == 0, self._stages[-1][1].stop == self._shape.layers
         losses: list[Tensor] = []
         with self._casting():
             run(*([tokens] if first else []), target=labels if last else None, losses=losses, return_outputs=False)
-        return torch.stack(losses).mean().detach() if last else torch.zeros((), device=self._device)
+        return torch.stack(losses).detach().double().mean() if last else None
 
     def _casting(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, self._half) if self._autocast else nullcontext()

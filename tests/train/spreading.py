@@ -14,10 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 
+from planaria.torch.clipping import clip_grad_norm_
 from planaria.train.config import Config
 from planaria.train.data import Mock
 from planaria.train.network import Network
 from planaria.train.optimizer import make_optimizer
+from planaria.train.parallel import along
 from planaria.train.shapes import SHAPES
 
 STEPS = 2
@@ -52,7 +54,7 @@ def steps_of(config: Config, mesh: DeviceMesh | None, tied: bool = False) -> dic
     seen = []
     for step in range(STEPS):
         loss = network.mean([network.train(x, y) for x, y in batches(step)])
-        norm = network.clip(config.training.max_norm).item()
+        norm = clip_grad_norm_(network.module.parameters(), config.training.max_norm, stages=along(mesh, "pp")).item()
         optimizer.step()
         optimizer.zero_grad()
         seen.append((loss, norm, network.mean([network.evaluate(x, y) for x, y in batches(100)])))
@@ -66,5 +68,5 @@ def weights(module: nn.Module) -> dict[str, str]:
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         if isinstance(module, nn.ModuleList):
             name = name.partition(".")[2]
-        found[name] = xxhash.xxh3_64_hexdigest(whole.detach().numpy().tobytes())
+        found[name] = xxhash.xxh3_64_hexdigest(whole.detach().float().numpy().tobytes())
     return found

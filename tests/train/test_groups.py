@@ -27,15 +27,17 @@ WORDS = (
     "--metrics.enable_tensorboard",
     "--validation.enable",
     "--validation.freq=10",
-    "--validation.steps=2",
+    "--validation.steps=1",
     "--validation.held_out=0.1",
+    "--training.local_batch_size=1",
+    "--training.global_batch_size=8",
 )
 
 
 class Groups:
     """A ``planaria train`` in two groups, looked at and hurt from outside."""
 
-    def __init__(self, process: subprocess.Popen[str], logs: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], logs: Path) -> None:
         self.process, self.watch = process, Watch(logs)
 
     def until(self, met: Callable[[], Any], what: str) -> None:
@@ -54,14 +56,11 @@ class Groups:
 
 
 @contextmanager
-def two_groups(config: Path, out: Path) -> Iterator[Groups]:
-    words = ["--fault_tolerance.enable", "--fault_tolerance.group_size=2", f"--job.dump_folder={out}", *WORDS]
-    command = [sys.executable, "-m", "planaria", "train", str(config), *words]
+def two_groups(config: Path, out: Path, *words: str) -> Iterator[Groups]:
+    more = ["--fault_tolerance.enable", "--fault_tolerance.group_size=2", f"--job.dump_folder={out}"]
+    command = [sys.executable, "-m", "planaria", "train", str(config), *more, *words]
     log = (config.parent / "run.log").open("w")
-    with (
-        log,
-        subprocess.Popen(command, env=environment(), stdout=log, stderr=log, text=True, cwd=config.parent) as process,
-    ):
+    with log, subprocess.Popen(command, env=environment(), stdout=log, stderr=log, cwd=config.parent) as process:
         groups = Groups(process, out / "logs")
         try:
             yield groups
@@ -79,21 +78,23 @@ def told(out: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.timeout(400)
-def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["alone", "pipeline"])
+def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path: Path, layout: str) -> None:
+    """A group is one rank, or a pipeline of two whose last one knows the loss and whose first one writes it."""
     config, quiet, out = write_config(tmp_path), tmp_path / "quiet", tmp_path / "out"
-    (tmp_path / "digest").mkdir()
-    done = train(config, quiet, *WORDS, env={"PLANARIA_DIR": str(tmp_path / "digest" / "rg0" / "i0")})
+    words = [*WORDS, *(["--parallelism.pipeline_parallel_degree=2"] if layout == "pipeline" else [])]
+    done = train(config, quiet, *words, env={"PLANARIA_DIR": str(quiet / "logs" / "rg0" / "i0")})
     assert done.returncode == 0, done.stderr
-    with two_groups(config, out) as run:
+    with two_groups(config, out, *words) as run:
         run.until(lambda: run.watch.step >= 8, "step 8")
         run.kill(0)  # the one that writes
         run.until(lambda: run.watch.step >= 20, "step 20")
         run.kill(1)
         assert run.process.wait(PATIENCE) == 0, (tmp_path / "run.log").read_text()
-    assert digests(out / "logs") == digests(tmp_path / "digest")
+    assert digests(out / "logs") == digests(quiet / "logs")
     assert told(out) == told(quiet)
     assert [line["step"] for line in lines(out)] == sorted({*range(0, STEPS, 3), 9, 19, 29})
+    assert all(("validation_loss" in line) == (line["step"] % 10 == 9) for line in lines(out))
     board = EventAccumulator(str(out / "tb")).Reload()
     shown = {event.step: event.value for event in board.Scalars("loss")}
     assert shown == {line["step"]: pytest.approx(line["loss"], rel=1e-6) for line in lines(out)}
-    assert all(("validation_loss" in line) == (line["step"] % 10 == 9) for line in lines(out))

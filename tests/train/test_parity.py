@@ -39,8 +39,8 @@ def plain(config_path: Path, out: Path, shards: int, micro_batches: int) -> list
             for x, y in data.batches(step, shard):
                 loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
                 (loss / micro_batches).backward()
-                means.append(loss.detach())
-            losses.append(torch.stack(means).mean().item())
+                means.append(loss.item())
+            losses.append(sum(means) / micro_batches)
             sums.append([p.grad.clone() for p in model.parameters()])
         while len(sums) > 1:
             sums = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(sums[::2], sums[1::2], strict=True)]

@@ -43,8 +43,9 @@ CASES: dict[int, list[tuple[dict[str, int], bool, list[str]]]] = {
         ({"cp": 2, "tp": 2}, False, [CONTEXT, TENSOR]),
     ],
 }
-# Losses are near 5.8, where fp32 numbers lie 5e-7 apart: sums in another order may differ by a few of these.
-CLOSE = 2e-6
+# Sums in another order differ in their last bits (1e-7), and Adam's first step makes more of it: it moves a weight by
+# the whole learning rate whichever sign a gradient near zero has.
+CLOSE = 1e-5
 
 
 def config_of(directory: Path, recompute: str = "none") -> Path:
@@ -108,8 +109,9 @@ def test_compiled_blocks(tmp_path: Path) -> None:
     assert_close(alone(tmp_path, "--compile.enable", recompute="selective"), alone(tmp_path))
 
 
-def test_bfloat16_stays_near(tmp_path: Path) -> None:
-    whole, half = alone(tmp_path), alone(tmp_path, "--training.mixed_precision_param=bfloat16")
-    assert half["start"] == whole["start"]
+@pytest.mark.parametrize("what", ["mixed_precision_param", "dtype"])
+def test_bfloat16_stays_near(tmp_path: Path, what: str) -> None:
+    whole, half = alone(tmp_path), alone(tmp_path, f"--training.{what}=bfloat16")
+    assert (half["start"] == whole["start"]) == (what == "mixed_precision_param")
     for ours, theirs in zip(half["steps"], whole["steps"], strict=True):
         assert ours != theirs and ours == pytest.approx(theirs, rel=2e-2)
