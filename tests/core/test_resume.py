@@ -54,6 +54,7 @@ def test_a_group_that_did_not_look_at_the_checkpoint_makes_way() -> None:
     desk.ready(0, initial="")  # to heal from group 1, by a planned quorum
     assert desk.dies(1)[-2:] == ["store 1.4 [0.1]", "a0: urgent 1.4 [0.1]"], "it may have healed"
     assert desk.ready(0, initial="", after=QuorumId(1, 4)) == ["store 1.5 []", "a0: resume", "a1: resume", "a0: resume"]
+    assert desk.wait(2.0) == [], "once is enough"
     desk.dies(0)
     desk.ready(0, step=4)
     assert desk.ready(1, step=4)[0] == "store 1.6 [0.2 1.1]"

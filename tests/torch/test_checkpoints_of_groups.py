@@ -62,6 +62,16 @@ def test_another_layout_takes_the_same_state_up(tmp_path: Path) -> None:
         assert all(torch.equal(again[name], first[name]) for name in first), layout
 
 
+def test_what_each_rank_has_of_its_own_stays_its_own(tmp_path: Path) -> None:
+    one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
+    with PretendAgent("relaid.py", 1, 4, tmp_path, ranks=2) as agent:
+        agent.alone(LAYOUT="fsdp", FROM="", TO=one, OWN="5")
+        agent.alone(LAYOUT="tp", FROM=one, TO=two, OWN="5")
+    with PretendAgent("relaid.py", 1, 4, tmp_path) as agent, pytest.raises(AssertionError):
+        agent.alone(LAYOUT="plain", FROM=two, TO=three, OWN="5")  # whose should it take?
+    assert not (tmp_path / "three").exists()
+
+
 def test_stages_of_a_pipeline_are_for_as_many_ranks(tmp_path: Path) -> None:
     from tests.torch.checkpointing import Thing
 

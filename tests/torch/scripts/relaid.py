@@ -1,4 +1,5 @@
-"""Takes a checkpoint up in one layout of the group's ranks, and saves it again from there. FROM may be empty."""
+"""Takes a checkpoint up in one layout of the group's ranks, and saves it again from there. FROM may be empty; with OWN,
+every rank has a tensor of its own."""
 
 import json
 import os
@@ -28,7 +29,10 @@ if not source:
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-state = ProtectedState(model=model, optimizer=optimizer, facts={"rows": [1, (2, "x")]})
+facts = {"rows": [1, (2, "x")]}
+if own := os.environ.get("OWN"):
+    facts["own"] = torch.full((3,), float(own) * job.rank if not source else -1.0)  # one name, other contents
+state = ProtectedState(model=model, optimizer=optimizer, facts=facts)
 
 
 def checkpoints(directory: str) -> Checkpoints:
@@ -38,5 +42,6 @@ def checkpoints(directory: str) -> Checkpoints:
 
 if source:
     assert checkpoints(source).resume() == 20
+    assert not own or facts["own"].tolist() == [float(own) * job.rank] * 3
 checkpoints(target).end(20, True)
 (Path(os.environ["PLANARIA_DIR"]) / "result.json").write_text(json.dumps({"digest": ""}))
