@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -118,12 +117,12 @@ class Checkpoints:
         self._gather = gather
         self._tell = tell
         self._beat = beat
-        self._newest = 0  # step of the newest save here, or of the one that this life began with
+        self._newest = 0  # step of the newest complete save here, or of the one that this life began with
+        self._saving = 0  # step of the newest save
         self._buffers: dict[str, Tensor] = {}  # kept: fresh memory would make every pause twice as long
         self._thread: threading.Thread | None = None
         prepare_directory(schedule.directory)
-        # Saves have collectives among the ranks of the group, on another thread than the training's.
-        self._group = dist.new_group(backend="gloo") if world.size > 1 else None
+        self._group = world.side_group()
 
     # --- saving ----------------------------------------------------------------------------------------------
 
@@ -146,21 +145,19 @@ class Checkpoints:
             self._thread = None
 
     def _save(self, step: int) -> None:
-        if self._busy():
-            self._warn(
-                f"the checkpoint of step {step} is left out, that of step {self._newest} is still being written; save "
-                "less often"
-            )
+        if why := self._any(self._busy()):
+            self._warn(f"the checkpoint of step {step} is left out: {why}")
             return
         began = time.monotonic()
-        self._newest = step
         objects, named = self._state.named()
         keys = {name: key_of(name, tensor, self._world) for name, tensor in named.items()}
-        pieces = {keys[name]: self._staged(name, tensor) for name, tensor in named.items()}
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.current_stream().synchronize()
+        if why := self._any(self._stage(named)):
+            self._failed(step, began, f"the checkpoint of step {step} could not be taken: {why}")
+            return
+        pieces = {key: Piece(self._buffers[name], *box_of(named[name])) for name, key in keys.items()}
         tensors = [[name, keys[name], spec_of(tensor).to_list()] for name, tensor in named.items()]
         data = plain.dump({"objects": objects, "tensors": tensors})
+        self._saving = step
         settings, path = self._settings, step_directory(self.schedule.directory, step)
         about = Checkpoint(path, settings.job, step, settings.seed, settings.shards, self._world.size, self._prints)
         owner = f"rg{settings.member.group}i{settings.member.incarnation}"
@@ -170,21 +167,32 @@ class Checkpoints:
         )
         self._thread.start()
 
-    def _busy(self) -> bool:
-        """Whether an earlier save is under way at any rank of the group: all must take part in the next."""
-        busy = self._thread is not None and self._thread.is_alive()
-        return any(each == b"1" for each in self._gather(b"1" if busy else b"0"))
+    def _any(self, why: str) -> str:
+        """The first rank's reason, if any has one, not to go on: all ranks of the group must do the same."""
+        return next(filter(None, (each.decode() for each in self._gather(why.encode()))), "")
 
-    def _staged(self, name: str, tensor: Tensor) -> Piece:
-        """The rank's part of a tensor, copied to host memory."""
-        local = live(tensor)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
-            buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
-            self._buffers[name] = buffer
-        buffer.copy_(local, non_blocking=True)
-        self._beat()
-        return Piece(buffer, *box_of(tensor))
+    def _busy(self) -> str:
+        if self._thread is not None and self._thread.is_alive():
+            return f"that of step {self._saving} is still being written; save less often"
+        return ""
+
+    def _stage(self, named: Mapping[str, Tensor]) -> str:
+        """Copy this rank's part of every tensor to host memory. A sentence if there is too little of it."""
+        try:
+            for name, tensor in named.items():
+                local = live(tensor)
+                buffer = self._buffers.get(name)
+                if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
+                    buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
+                    self._buffers[name] = buffer
+                buffer.copy_(local, non_blocking=True)
+                self._beat()
+            if self._world.device.type == "cuda":
+                torch.cuda.current_stream(self._world.device).synchronize()
+        except (RuntimeError, MemoryError) as error:
+            self._buffers.clear()
+            return str(error).partition("\n")[0] or "out of memory"
+        return ""
 
     def _write(self, writer: CheckpointWriter, pieces: dict[str, Piece], path: Path, step: int, began: float) -> None:
         """On the thread of the save."""
@@ -197,20 +205,31 @@ class Checkpoints:
                 process_group=self._group,
                 no_dist=self._group is None,
             )
-            if self._world.rank == 0:
-                prune(self.schedule.directory, self.schedule.keep)
         except (CheckpointException, Exception) as error:
             trouble = f"the checkpoint {path} could not be written: {_cause(error)}"
         finally:
             writer.close()
-        if trouble and self._world.rank == 0:
-            self._warn(f"{trouble}. Training goes on; the next one is due at step {step + self.schedule.every}")
+        if trouble:
+            self._failed(step, began, trouble)
+            return
+        self._newest = step
+        if self._world.rank == 0:
+            try:
+                prune(self.schedule.directory, self.schedule.keep)
+            except OSError as error:
+                self._warn(f"old checkpoints in {self.schedule.directory} cannot be removed: {_cause(error)}")
+            self._tell(Saved(self._settings.member, step, time.monotonic() - began))
+
+    def _failed(self, step: int, began: float, trouble: str) -> None:
+        self._warn(f"{trouble}. Training goes on; the next one is due at step {step + self.schedule.every}")
         if self._world.rank == 0:
             self._tell(Saved(self._settings.member, step, time.monotonic() - began, trouble))
 
     def _warn(self, sentence: str) -> None:
-        sys.stderr.write(f"{self._settings.where}: {sentence}\n")
-        sys.stderr.flush()
+        """Once for a group."""
+        if self._world.rank == 0:
+            sys.stderr.write(f"{self._settings.where}: {sentence}\n")
+            sys.stderr.flush()
 
     # --- starting from one -----------------------------------------------------------------------------------
 
@@ -219,20 +238,35 @@ class Checkpoints:
 
         Raises UsageError, with nothing changed, if it is damaged or of another job.
         """
-        directory = self.schedule.directory
-        found = checkpoints_in(directory)
-        # All ranks of the group must start from the same, whatever else happens in the directory meanwhile.
-        chosen = self._gather(found[0].name.encode() if found else b"")[0].decode()
-        if not chosen:
-            return 0
-        checkpoint = Checkpoint.read(directory / chosen)
-        self._compare(checkpoint)
+        while path := self._chosen():
+            try:
+                if found := self._taken(path):
+                    step, state = found
+                    self._state.restore(*state, f"the checkpoint {path}")
+                    self._newest = step
+                    return step
+            except ProtocolError as error:
+                raise UsageError(f"{path} is of no use: {error}") from None
+        return 0
+
+    def _chosen(self) -> Path | None:
+        """The newest checkpoint, the same for all ranks of the group."""
+        found = checkpoints_in(self.schedule.directory)
+        name = self._gather(found[0].name.encode() if found else b"")[0].decode()
+        return self.schedule.directory / name if name else None
+
+    def _taken(self, path: Path) -> tuple[int, tuple[bytes, list[Tensor]]] | None:
+        """Step and state of a checkpoint. None if it is gone meanwhile: others hold the state after all, and save it,
+        and this one was old."""
+        found = None
         try:
-            self._load(checkpoint)
-        except ProtocolError as error:
-            raise UsageError(f"{checkpoint.path} is of no use: {error}") from None
-        self._newest = checkpoint.step
-        return checkpoint.step
+            checkpoint = Checkpoint.read(path)
+            self._compare(checkpoint)
+            found = checkpoint.step, self._read(checkpoint)
+        except UsageError:
+            if path.exists():
+                raise
+        return None if self._any("" if found else "gone") else found
 
     def _compare(self, checkpoint: Checkpoint) -> None:
         ours = self._settings
@@ -248,13 +282,14 @@ class Checkpoints:
         theirs = {key.removeprefix(SOFT): value for key, value in checkpoint.fingerprint}
         hard = {key: value for key, value in self._prints if not key.startswith(SOFT) and key not in _COMPARED}
         differ = [f"{k} ({theirs.get(k, 'absent')} there, {v} here)" for k, v in hard.items() if theirs.get(k) != v]
-        if self._world.rank == 0 and differ:
+        if differ:
             self._warn(
                 f"the checkpoint {checkpoint.path} was written under other conditions, so the bits may come to differ "
                 f"from those of a run that never stopped: {', '.join(differ)}"
             )
 
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def _read(self, checkpoint: Checkpoint) -> tuple[bytes, list[Tensor]]:
+        """Manifest and tensors of a state, as this rank takes it up."""
         objects, tensors = plain_of(checkpoint, self._world)
         living = self._state.named()[1]
         specs: list[TensorSpec] = []
@@ -269,7 +304,7 @@ class Checkpoints:
             load(pieces, storage_reader=CheckpointReader(checkpoint), planner=LoadPlanner(), no_dist=True)
         except CheckpointException as error:
             raise _first(error)[1] from None
-        self._state.restore(write_manifest(objects, specs), wires, f"the checkpoint {checkpoint.path}")
+        return write_manifest(objects, specs), wires
 
 
 def _first(error: CheckpointException) -> tuple[int, BaseException]:

@@ -81,6 +81,11 @@ class GroupWorld:
         """In words, for the fingerprint: the layout inside a group changes bits."""
         return ",".join(f"{name}={length}" for name, length in self.shape.items() if length > 1) or "1"
 
+    def side_group(self) -> dist.ProcessGroup | None:
+        """The ranks of the group once more, for collectives on another thread; None for one rank. All ranks make it
+        together."""
+        return dist.new_group(backend="gloo", timeout=_NEVER) if self.size > 1 else None
+
     def round(self, note: Note) -> list[Note]:
         """Everybody's note, by rank. Raises RuntimeError if a rank of the group is lost."""
         if self._rounds is None:

@@ -24,6 +24,8 @@ from planaria.torch.checkpoints import Schedule, read_schedule
 from tests.torch.checkpointing import Thing, names
 from tests.torch.pretend_agent import PretendAgent
 
+# Says so for a group of one rank, which is what is meant; in a rank it is not shown.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 HOME = Path(__file__).resolve().parents[2]
 
 
@@ -98,7 +100,7 @@ def test_one_that_is_due_while_the_last_is_being_written_is_left_out(
     desk.checkpoints.committed(20, True)
     go_on.set()
     desk.checkpoints.wait()
-    assert "checkpoint of step 20 is left out, that of step 10 is still being written" in capsys.readouterr().err
+    assert "checkpoint of step 20 is left out: that of step 10 is still being written" in capsys.readouterr().err
     desk.checkpoints.committed(30, True)
     desk.checkpoints.wait()
     assert names(tmp_path) == ["step-00000010", "step-00000030"]
@@ -218,6 +220,24 @@ def test_a_directory_of_other_things(tmp_path: Path) -> None:
         Thing().checkpoints(tmp_path / "thesis.tex" / "x").resume()
 
 
+def test_one_that_is_removed_as_old_while_it_is_looked_at(tmp_path: Path) -> None:
+    """A group that need not have looked: the others held the state, saved the next one and removed this."""
+    saved, fresh = Thing(seed=1), Thing(seed=2)
+    saved.checkpoints(tmp_path).save(10)
+    desk = fresh.checkpoints(tmp_path).checkpoints
+    choose = desk._chosen
+
+    def choose_late() -> Path | None:
+        path = choose()
+        if path is not None and path.name == "step-00000010":
+            assert saved.checkpoints(tmp_path, keep=1).save(20) == []
+        return path
+
+    desk._chosen = choose_late
+    assert desk.resume() == 20
+    assert fresh.state.digest() == saved.state.digest()
+
+
 # --- when saving fails ----------------------------------------------------------------------------------------
 
 
@@ -240,6 +260,31 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, capsys:
         assert Thing().checkpoints(disk).resume() == 30
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+OUT_OF_MEMORY = """
+import resource, sys, torch
+from pathlib import Path
+from tests.torch.checkpointing import Thing
+thing = Thing()
+thing.facts["large"] = torch.zeros(64 << 20, dtype=torch.uint8)
+desk = thing.checkpoints(Path(sys.argv[1]))
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), -1))
+(trouble,) = desk.save(10)
+print(trouble)
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+assert desk.save(20) == []
+"""
+
+
+def test_too_little_memory_costs_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", OUT_OF_MEMORY, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "the checkpoint of step 10 could not be taken" in done.stdout and "memory" in done.stdout
+    assert names(tmp_path) == ["step-00000020"]
 
 
 def test_a_kill_at_any_moment_of_a_save_leaves_the_last_good_one(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from planaria.torch.checkpoint_layout import LoadPlanner, Piece
 from tests.torch.checkpointing import names
 from tests.torch.pretend_agent import PretendAgent
 
+# Says so for a group of one rank, which is what is meant; in a rank it is not shown.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 PARALLEL = Path(__file__).resolve().parents[1] / "e2e" / "scripts" / "parallel.py"
 
 
