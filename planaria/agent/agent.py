@@ -292,6 +292,9 @@ class Agent:
         if why is None and life.suspected_since is not None:
             life.suspected_since, life.suspicion = None, ""
             self.events.add("alive", f"{life.member} shows life again", life.member.group)
+            if (ready := self.told.ready(life.member)) is not None:  # it takes the suspicion back
+                self.link.tell(ready)
+                self.told.record(ready)
         elif why is not None and life.suspected_since is None:
             life.suspected_since, life.suspicion = now, why
             report = Suspected(life.member, why)

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from planaria.agent.proc import signal_name
-from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from planaria.core.messages import (
     Desired,
     Drain,
@@ -145,6 +145,10 @@ class Orders:
     def _stop(self, order: Stop) -> None:
         if self._agent.stopping:
             return  # of course every group is lost when all were told to end
+        if not order.reason:
+            # Whatever still runs here came too late to have a part in it, and holds nothing that anybody needs.
+            self._agent.finish(EXIT_OK, "the job is complete: all steps were committed without the groups here")
+            return
         if any(life.fell for life in self._agent.lives.alive()):
             self._unheeded = order  # it was ordered because of an end whose cause is not known before all of it is gone
             return
