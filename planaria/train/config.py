@@ -96,9 +96,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpoint:
-    mode: Literal["none", "selective", "full"] = key(
-        "none", "what backward computes again"
-    )
+    mode: Literal["none", "selective", "full"] = key("none", "what backward computes again")
 
 
 @dataclass(frozen=True, slots=True)
