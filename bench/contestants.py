@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -159,6 +160,15 @@ class Contestant:
         self.wait(lambda: all(r.exists() for r in results), limit, f"block {block}")
         return [json.loads(r.read_text()) for r in results]
 
+    def memory(self, block: int) -> list[dict[str, int]]:
+        """What a block took of the GPUs, per rank: ``peak`` bytes in it, and ``held`` after it. Empty on CPUs."""
+        found = [self.directory / f"memory.{block}.{group}" for group in range(self.config.groups)]
+        return [json.loads(f.read_text()) for f in found if f.exists()]
+
+    def trace(self) -> list[dict[str, Any]]:
+        """Per rank, what ``Config.traced`` asked for, once that block is over. Empty on CPUs."""
+        return [json.loads(f.read_text()) for f in sorted(self.directory.glob("trace.*[0-9]"))]
+
     # --- free mode
 
     def follow(self) -> None:
@@ -251,7 +261,7 @@ class Planaria(Contestant):
     def start(self) -> None:
         shards = str(self.config.shard_count)
         options = ["--groups", str(self.config.groups), "--shards", shards, "--reduction", self.reduction]
-        options += ["--log-dir", str(self.run_directory)]
+        options += ["--log-dir", str(self.run_directory), "--device", self.config.device]
         worker = [str(HERE / self.worker), self.config.to_json()]
         home = str(HERE.parent)  # so that this very Planaria is measured, installed or not
         paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -64,13 +64,14 @@ def line_up(args: argparse.Namespace, peer: Peer | None, size: str) -> list[Cont
     return found
 
 
-def measure(contestants: list[Contestant], rounds: int, quiet: float) -> list[dict[str, Any]]:
-    """Run all rounds; give one record per block."""
+def measure(contestants: list[Contestant], rounds: int, quiet: float, together: bool = False) -> list[dict[str, Any]]:
+    """Run all rounds; give one record per block. ``together``: start all at once, for where cores abound."""
     by_name = {c.name: c for c in contestants}
     records: list[dict[str, Any]] = []
     for contestant in contestants:
         contestant.start()
-        contestant.arrive(0)  # one after the other: imports of all at once would fill the cores for long
+        if not together:
+            contestant.arrive(0)  # one after the other: imports of all at once would fill the cores for long
     for number in range(rounds + 1):  # round 0 warms up
         if quiet:
             wait_quiet(quiet)
@@ -87,6 +88,7 @@ def measure(contestants: list[Contestant], rounds: int, quiet: float) -> list[di
                     "mean": statistics.fmean(mean),
                     "others": watch.others(),
                     "seconds": seconds,
+                    "memory": by_name[name].memory(number),
                 }
             )
     return [r for r in records if r["round"] > 0]

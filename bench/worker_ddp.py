@@ -1,5 +1,5 @@
-"""torch DistributedDataParallel on gloo with its default settings; blocks only, since it does not survive a
-failure."""
+"""torch DistributedDataParallel, on gloo with its default settings or on NCCL; blocks only, since it does not survive
+a failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from bench.workload import Blocks, Config, Samples, env_int, limit_threads, loss_function, make_net
+from bench.workload import Blocks, Config, env_int, limit_threads, make_task
 
 
 def main() -> None:
@@ -19,17 +19,21 @@ def main() -> None:
     limit_threads()
     group = env_int("REPLICA_GROUP_ID")
     address = f"tcp://127.0.0.1:{os.environ['BENCH_PORT']}"
-    dist.init_process_group("gloo", rank=group, world_size=config.groups, init_method=address)
-    net, width, classes = make_net(config.size, config.seed)
-    data, lossf = Samples(width, classes, config.seed), loss_function()
-    model = torch.nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    blocks = Blocks(config, group)
+    gpu = config.device == "cuda"
+    device = torch.device("cuda", group) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo", rank=group, world_size=config.groups, init_method=address)
+    task = make_task(config, device)
+    # On a GPU without its second copy of all gradients, as everybody who trains large models has it.
+    model = torch.nn.parallel.DistributedDataParallel(task.net, gradient_as_bucket_view=gpu)
+    optimizer = task.optimizer()
+    blocks = Blocks(config, group, device)
     for step in range(config.total_steps):
         blocks.before()
-        x, y = data.batch(step, group, config.groups)
+        batch = task.data.batch(step, group, config.groups, config.batch)
         optimizer.zero_grad()
-        lossf(model(x), y).backward()
+        task.loss(model, batch).backward()
         optimizer.step()
         blocks.after()
     dist.destroy_process_group()

@@ -19,9 +19,11 @@ from bench.workload import (
     Config,
     Counted,
     Samples,
+    be_deterministic,
     limit_threads,
     loss_function,
     make_net,
+    make_task,
 )
 
 ENDLESS = 10**9  # steps: the driver ends the job
@@ -37,17 +39,36 @@ def sharded(samples: Samples, config: Config) -> pt.ShardedDataset:
 
 
 def run_blocks(config: Config, job: pt.Job) -> None:
-    net, width, classes = make_net(config.size, config.seed)
-    data, lossf = sharded(Samples(width, classes, config.seed), config), loss_function()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    job.protect(model=net, optimizer=optimizer)
-    blocks = Blocks(config, job.group)
+    task = make_task(config, job.device)
+    data, optimizer = sharded(task.data, config), task.optimizer()
+    job.protect(model=task.net, optimizer=optimizer)
+    blocks = Blocks(config, job.group, job.device)
     for step in job.steps(config.total_steps):
         blocks.before()
-        for x, y in step.batches(data):
-            lossf(net(x), y).backward()
+        for batch in step.batches(data):
+            task.loss(task.net, batch).backward()
         optimizer.step()
         blocks.after()
+
+
+def run_steps(config: Config, job: pt.Job) -> None:
+    """As a user has it: with FSDP2 if wanted, and the loss in the record of the run."""
+    task = make_task(config, job.device)
+    if config.fsdp:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in task.net.blocks:  # type: ignore[union-attr]
+            fully_shard(block, mesh=job.mesh)
+        fully_shard(task.net, mesh=job.mesh)
+    data, optimizer = sharded(task.data, config), task.optimizer()
+    job.protect(model=task.net, optimizer=optimizer)
+    for step in job.steps(config.steps or ENDLESS):
+        for batch in step.batches(data):
+            loss = task.loss(task.net, batch)
+            loss.backward()
+            step.record(loss=loss)
+        time.sleep(config.sleep)
+        optimizer.step()
 
 
 def run_free(config: Config, job: pt.Job) -> None:
@@ -75,8 +96,9 @@ def run_free(config: Config, job: pt.Job) -> None:
 def main() -> None:
     config = Config.from_argv()
     limit_threads()
+    be_deterministic(config)
     job = pt.init(shards=config.shard_count, seed=config.seed)
-    (run_blocks if config.mode == "blocks" else run_free)(config, job)
+    {"blocks": run_blocks, "free": run_free, "steps": run_steps}[config.mode](config, job)
 
 
 if __name__ == "__main__":

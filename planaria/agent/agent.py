@@ -42,7 +42,7 @@ from planaria.core.messages import (
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.core.told import Told
-from planaria.engines.base import Broken, Change, Ended, Engine, Started
+from planaria.engines.base import Broken, Change, Ended, Engine, Progress, Started
 from planaria.engines.launch import directory_of
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
@@ -64,6 +64,7 @@ class Assignment:
     first_group: int = 0
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
+    ranks_here: int = 1  # of those, on this node
 
     @property
     def is_last(self) -> bool:
@@ -92,8 +93,13 @@ class Agent:
         self.failures: list[Failure] = []
         self.committed = False
         self.replacements: list[float] = []
-        ranks = range(assignment.ranks)
-        self.hub = RankHub(self._admit, self._on_report, lambda reason: events.add("refused", reason), ranks)
+        self.hub = RankHub(
+            self._admit,
+            self._on_report,
+            lambda reason: events.add("refused", reason),
+            range(assignment.ranks_here),
+            lambda member, order: self.engine.relay(member, order),
+        )
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
         self.ends = Ends(self)
@@ -216,6 +222,9 @@ class Agent:
                 text = f"{who} runs as pid {change.pid}"
                 facts = {"incarnation": change.member.incarnation, "rank": change.rank, "pid": change.pid}
                 self.events.add("start", text, change.member.group, facts)
+            case Progress():
+                if (life := self.lives.of(change.member)) is not None:
+                    life.ranks[change.rank].told = change.sample
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
 
@@ -340,8 +349,9 @@ class Agent:
     def _start(self, member: Member, now: float) -> None:
         if member.incarnation > 0:
             self.replacements.append(now)
-        run = self.assignment.directory
-        life = self.lives.begin(member, [directory_of(run, member, rank) for rank in range(self.assignment.ranks)], now)
+        assignment = self.assignment
+        directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
+        life = self.lives.begin(member, directories, now, assignment.ranks_here)
         life.founder = not self._others_hold_the_state()
         self.engine.create(member.group, member.incarnation, life.founder)
 
@@ -358,6 +368,7 @@ class Agent:
     # --- an orderly end --------------------------------------------------------------------------------------
 
     def _ask_to_stop(self, life: Life) -> None:
+        life.speaker.read()  # the newest look may be older than its first step
         # One that is in no quorum, or not even connected, has nothing to finish.
         if life.quorum == NO_QUORUM or not self.hub.send(life.member, Stop("")):
             self._delete(life, signal.SIGTERM)

@@ -77,6 +77,7 @@ class Ends:
             return
         rank = life.ranks[change.rank]
         rank.over, rank.returncode, rank.cause = True, change.returncode, change.cause
+        rank.remains = change.remains
         if bad and not rank.killed:
             life.first_bad = life.first_bad or rank
             if not life.asked_to_end:  # then each of them was told for itself
@@ -99,7 +100,8 @@ class Ends:
         if life.settled and life.state in _LOST:
             agent.recoveries.died(life.member, life.fell_under, life.fell_ns)
         failure = failure_of(life, culprit)
-        life.message = failure.message if failure.reported or culprit.code is None else ""
+        told = failure.reported or culprit.code is None
+        life.message = failure.message if told else ""
         if life.state is GroupState.DEAD and not life.makes_way:
             spec = agent.assignment.plan
             life.quick_failures = planning.quick_failures(spec, life.quick_failures, now - life.created, life.settled)
@@ -109,7 +111,7 @@ class Ends:
                 agent.stop_in_order(signal.SIGINT)
             elif not life.makes_way and not (life.being_killed and agent.lives.complete):  # nothing was lost with it
                 agent.failures.append(failure)
-        text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
+        text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if told else "")
         if culprit.code == EXIT_OK:
             text = f"{life.member} {failure.how()}"
         elif agent.stopping and culprit.code == EXIT_INTERRUPTED:

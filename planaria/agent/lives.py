@@ -127,7 +127,7 @@ class Life:
             self.exit_code,
             self.message,
             self.quick_failures,
-            self.settled and not (self.alive and self.fell),  # what is left of it holds no state
+            self.settled and not (self.alive and self.first_bad),  # what is left of it holds no state
             self.done,
             self.suspected_since,
         )
@@ -146,22 +146,34 @@ class Failure:
     reported: bool  # whether the rank itself said why (error.json)
     rank: int = 0
     ranks: int = 1  # of the group
+    ran: bool = True
 
     @property
     def who(self) -> str:
         return f"{self.member}, rank {self.rank}," if self.ranks > 1 else str(self.member)
 
     def how(self) -> str:
-        return "could not be started" if self.returncode is None else describe(self.returncode)
+        if self.returncode is None:
+            return "is lost" if self.ran else "could not be started"
+        return describe(self.returncode)
 
 
 def failure_of(life: Life, rank: RankLife) -> Failure:
     """``rank``: whose end is the group's."""
     error = rank.error()
     message = str(error.get("message") or "") or life.being_killed or rank.cause
-    at, step = time.time(), life.step
-    ranks = len(life.ranks)
-    return Failure(life.member, rank.code, at, step, message, rank.log, bool(error), rank.rank, ranks)
+    return Failure(
+        life.member,
+        rank.code,
+        time.time(),
+        life.step,
+        message,
+        rank.log,
+        bool(error),
+        rank.rank,
+        ranks=len(life.ranks),
+        ran=rank.pid > 0,
+    )
 
 
 def ended_state(life: Life, returncode: int | None) -> GroupState:
@@ -186,10 +198,12 @@ class Lives:
     times: JobTimes = field(default_factory=JobTimes)
     groups: dict[int, Life] = field(default_factory=dict)
 
-    def begin(self, member: Member, directories: list[Path], now: float) -> Life:
-        """``directories``: one for each rank."""
+    def begin(self, member: Member, directories: list[Path], now: float, here: int | None = None) -> Life:
+        """``directories``: one for each rank. ``here``: how many of the ranks are on this node; None: all."""
         before = self.groups.get(member.group)
         ranks = [RankLife(rank, path, ProgressWatch(self.times)) for rank, path in enumerate(directories)]
+        for rank in ranks[here:] if here is not None else []:
+            rank.away = True
         life = Life(member, now, ranks)
         life.quick_failures = before.quick_failures if before is not None else 0
         self.groups[member.group] = life

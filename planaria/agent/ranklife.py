@@ -10,6 +10,7 @@ from pathlib import Path
 from planaria.agent.proc import is_exiting, state_of
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from planaria.core.liveness import ProgressSample, ProgressWatch
+from planaria.engines.base import Remains
 from planaria.errors import ProtocolError
 from planaria.wire.page import PageView, ProgressPage
 
@@ -29,17 +30,28 @@ class RankLife:
     cause: str = ""
     killed: bool = False  # by the agent, because another rank of its group was lost
     was_exiting: bool = False  # already when the agent saw the first of its group end
+    away: bool = False  # on another node
+    told: ProgressSample | None = None  # from there, and not looked at yet
+    remains: Remains | None = None  # there
 
     def look(self, now: float) -> str | None:
-        """Poll the page and the process table; a sentence if the rank is suspicious."""
+        """Poll the page and the process table; a sentence if the rank is suspicious. Without a page nothing is known of
+        its progress, and it may load data for as long as it likes."""
+        if (sample := self.sample()) is not None:
+            self.watch.observe(now, sample)
+        return None if self.over else self.watch.verdict(now)
+
+    def sample(self) -> ProgressSample | None:
+        """What is seen of it now; None if nothing is, or from another node has come nothing new."""
+        if self.away:
+            sample, self.told = self.told, None
+            return sample
         self.read()
         if self.view is None or self.over:
-            # Without a page nothing is known of its progress, and it may load data for as long as it likes.
             return None
-        view = self.view
-        stopped = state_of(self.pid) in ("T", "t")
-        self.watch.observe(now, ProgressSample(view.phase, view.beat, view.control_beat, stopped))
-        return self.watch.verdict(now)
+        return ProgressSample(
+            self.view.phase, self.view.beat, self.view.control_beat, stopped=state_of(self.pid) in ("T", "t")
+        )
 
     def read(self) -> None:
         with suppress(FileNotFoundError, ProtocolError):
@@ -62,16 +74,18 @@ class RankLife:
         """Whether it must be killed because its group is lost. One that is ending by itself is only noted."""
         if self.over or self.killed:
             return False
-        self.was_exiting = self.was_exiting or is_exiting(self.pid)
+        self.was_exiting = self.was_exiting or (not self.away and is_exiting(self.pid))
         self.killed = not self.was_exiting
         return True
 
     @property
     def log(self) -> Path:
-        return self.directory / "stderr.log"
+        return self.directory / "stderr.log" if self.remains is None else self.remains.log
 
     def error(self) -> dict[str, object]:
         """What it said itself of its failure; empty if nothing."""
+        if self.away:
+            return self.remains.error if self.remains is not None else {}
         try:
             content = json.loads((self.directory / "error.json").read_text())
         except (OSError, ValueError):

@@ -41,12 +41,14 @@ class RankHub:
         on_report: Callable[[Report], None],
         on_refused: Callable[[str], None],
         ranks: range = range(1),
+        relay: Callable[[Member, Order], None] = lambda member, order: None,
     ) -> None:
-        """``ranks``: of every member, those that connect here."""
+        """``ranks``: of every member, those that connect here; ``relay`` passes orders on to the others."""
         self._admit = admit
         self._on_report = on_report
         self._on_refused = on_refused
         self._ranks = ranks
+        self._relay = relay
         self._writers: dict[tuple[Member, int], asyncio.StreamWriter] = {}
         self._streams: dict[Member, asyncio.Task[None]] = {}  # of those that speak
         self._arrived: dict[Member, set[int]] = {}  # ranks that have connected, dead or alive
@@ -73,6 +75,7 @@ class RankHub:
         for rank in self._ranks:
             if (writer := self._open(member, rank)) is not None:
                 write_frame(writer, order)
+        self._relay(member, order)
         return True
 
     def connected(self) -> tuple[Member, ...]:

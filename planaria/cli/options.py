@@ -15,6 +15,7 @@ from pathlib import Path
 
 from planaria.core.messages import REDUCTIONS, Policy
 from planaria.engines.devices import Gpus, find
+from planaria.engines.nodestream import DEFAULT_ADDRESS
 from planaria.errors import UsageError
 from planaria.wire.channel import split_address
 from planaria.wire.checks import MAX_RANK
@@ -45,12 +46,25 @@ class RunOptions:
     restart_backoff: float
     min_groups: int
     http: str | None
-    host: str
+    host: str | None = None
     nproc_per_group: int = 1
     device: str | None = None
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
+    nnodes: int = 1
+    node_rank: int = 0
+    group_addr: str = DEFAULT_ADDRESS
+
+    @property
+    def ranks(self) -> int:
+        """Of every group."""
+        return self.nproc_per_group * self.nnodes
+
+    @property
+    def master(self) -> str:
+        """Where the nodes of a group reach node 0."""
+        return split_address(self.group_addr, "--group-addr")[0] if self.nnodes > 1 else "127.0.0.1"
 
 
 def policy_named(name: str) -> Policy:
@@ -75,9 +89,10 @@ def check(options: RunOptions) -> None:
         raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
     if not _NAME.fullmatch(options.job):
         raise UsageError(f"--job {options.job!r}: a job's name has letters, digits, dots, dashes and underscores only")
+    split_address(options.group_addr, "--group-addr")
     if options.lighthouse is not None:
         split_address(options.lighthouse, "--lighthouse")
-    if options.http is not None:
+    if options.http is not None and options.node_rank == 0:
         _check_free(options.http, "--http")
     if options.module:
         _check_module(options.script)
@@ -94,6 +109,10 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--groups {groups}: a job needs at least one group")
     if not 1 <= options.nproc_per_group <= MAX_RANK:
         raise UsageError(f"--nproc-per-group {options.nproc_per_group}: a group has between 1 and {MAX_RANK} processes")
+    if not 1 <= options.nnodes <= MAX_RANK // options.nproc_per_group:
+        raise UsageError(f"--nnodes {options.nnodes}: a group has at least one node, and at most {MAX_RANK} processes")
+    if not 0 <= options.node_rank < options.nnodes:
+        raise UsageError(f"--node-rank {options.node_rank}: must be between 0 and {options.nnodes - 1} (see --nnodes)")
     if shards is not None and shards < 1:
         raise UsageError(f"--shards {shards}: a step needs at least one shard")
     if shards is not None and groups > shards:

@@ -10,9 +10,11 @@ import typer
 
 from planaria.cli import options as opts
 from planaria.cli.logdir import directory_given
+from planaria.cli.node import help_out
 from planaria.cli.options import RunOptions
 from planaria.cli.supervise import supervise
 from planaria.core.exits import EXIT_INTERRUPTED
+from planaria.engines.nodestream import DEFAULT_ADDRESS
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:
@@ -32,7 +34,14 @@ def run(
         int | None,
         _option("--shards", help="Shards of every step; default: what the script says, else --groups."),
     ] = None,
-    nproc_per_group: Annotated[int, _option("--nproc-per-group", help="Processes (ranks) of every group.")] = 1,
+    nproc_per_group: Annotated[
+        int, _option("--nproc-per-group", help="Processes (ranks) of every group, on each node.")
+    ] = 1,
+    nnodes: Annotated[int, _option("--nnodes", help="Nodes over which every group is spread.")] = 1,
+    node_rank: Annotated[int, _option("--node-rank", help="Which of them this is; 0 speaks for the groups.")] = 0,
+    group_addr: Annotated[
+        str, _option("--group-addr", help="host:port of node 0, at which the other nodes find it.")
+    ] = DEFAULT_ADDRESS,
     device: Annotated[
         str | None,
         _option("--device", help="cpu, or cuda: every process gets a GPU of its own; default: cuda if there are any."),
@@ -93,8 +102,9 @@ def run(
         str | None, _option("--http", help="host:port for the own lighthouse's status pages and metrics.")
     ] = None,
     host: Annotated[
-        str, _option("--host", help="Address of this node at which other nodes reach its ranks.")
-    ] = "127.0.0.1",
+        str | None,
+        _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
+    ] = None,
 ) -> None:
     """Run SCRIPT in replica groups. A group that dies is replaced; the others go on, and no step is lost.
 
@@ -117,7 +127,7 @@ def run(
         checkpoint=None if checkpoint is None else checkpoint.absolute(),
         checkpoint_every=checkpoint_every,
         checkpoint_keep=checkpoint_keep,
-        log_dir=(log_dir or Path("planaria_logs") / name).absolute(),
+        log_dir=(log_dir or Path("planaria_logs") / name).absolute() / (f"node{node_rank}" if node_rank else ""),
         quiet=quiet and not tee,
         live=live and not tee,
         max_replacements=max_replacements,
@@ -127,10 +137,13 @@ def run(
         host=host,
         nproc_per_group=nproc_per_group,
         device=device,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        group_addr=group_addr,
     )
     opts.check(options)
     try:
-        code = asyncio.run(supervise(options))
+        code = asyncio.run(supervise(options) if node_rank == 0 else help_out(options))
     except KeyboardInterrupt:  # before the agent could take it for a wish to stop in order
         code = EXIT_INTERRUPTED
     raise typer.Exit(code)

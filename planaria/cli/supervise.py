@@ -22,8 +22,10 @@ from planaria.cli.logdir import held, move_aside
 from planaria.cli.options import RunOptions, gpus_of
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
+from planaria.engines.base import Engine
 from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
+from planaria.engines.spread import SpreadEngine, Terms
 
 # Of all that is recorded, what a person at the terminal wants to know at once.
 _SHOWN = frozenset(
@@ -33,6 +35,7 @@ _SHOWN = frozenset(
         "left",
         "lighthouse",
         "link",
+        "node",
         "quorum",
         "recovered",
         "refused",
@@ -64,14 +67,16 @@ async def _supervise(options: RunOptions) -> int:
     pump = LogPump()
     view = LiveView(options.job) if options.live and sys.stderr.isatty() else None
     if view is None:
-        events.listen(lambda event: _say(pump, event))
+        events.listen(lambda event: say(pump, event))
     if not options.quiet and view is None:
-        events.listen(lambda event: _follow(pump, options, event))
+        events.listen(lambda event: follow(pump, options, event))
     lighthouse = None
     if options.lighthouse is None:
         lighthouse = LighthouseChild(options.log_dir, options.http, lambda kind, text: events.add(kind, text))
-    agent = Agent(_assignment(options), lambda path: _engine(options, path), events)
+    agent = Agent(_assignment(options), lambda path: _engine(options, path, events), events)
     try:
+        if isinstance(agent.engine, SpreadEngine):
+            await _open(agent, agent.engine, options)
         address = options.lighthouse or (await lighthouse.start() if lighthouse is not None else "")
         _write_run(options, address, lighthouse)
         outcome = await _run(agent, address, view)
@@ -119,12 +124,20 @@ def _assignment(options: RunOptions) -> Assignment:
         backoff_max=max(options.restart_backoff, _LONGEST_BACKOFF),
     )
     spec = JobSpec(options.job, options.groups, options.min_groups, options.policy)
-    return Assignment(spec, plan, options.log_dir, options.first_group, ranks=options.nproc_per_group)
+    return Assignment(
+        spec,
+        plan,
+        options.log_dir,
+        options.first_group,
+        ranks=options.ranks,
+        ranks_here=options.nproc_per_group,
+    )
 
 
-def _engine(options: RunOptions, path: Path) -> LocalEngine:
-    launch = Launch(
-        job=options.job,
+def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
+    """``path``: of the socket to which ranks of this node connect."""
+    return Launch(
+        job=job,
         groups=options.groups,
         target=options.script,
         args=options.args,
@@ -134,16 +147,41 @@ def _engine(options: RunOptions, path: Path) -> LocalEngine:
         shards=options.shards,
         policy=options.policy,
         reduction=options.reduction,
-        host=options.host,
+        host=host,
         nproc=options.nproc_per_group,
         device=options.device,
         checkpoint=options.checkpoint,
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
+        nnodes=options.nnodes,
+        node=options.node_rank,
+        master=options.master,
     )
+
+
+def terms_of(options: RunOptions) -> Terms:
+    return Terms(options.nnodes, options.nproc_per_group, options.groups, options.first_group, options.local_groups)
+
+
+def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:
+    launch = launch_of(options, options.job, options.host or options.master, path)
     engine = LocalEngine(launch, gpus_of(options))
     engine.warm_up()  # beside the start of the lighthouse
-    return engine
+    if options.nnodes == 1:
+        return engine
+    return SpreadEngine(engine, launch, terms_of(options), events.add)
+
+
+async def _open(agent: Agent, engine: SpreadEngine, options: RunOptions) -> None:
+    """Let the other nodes of the groups come."""
+
+    def end(event: Event) -> None:
+        if event.kind == "end":
+            engine.parting = (int(dict(event.data)["exit_code"]), event.text)
+
+    agent.events.listen(end)
+    engine.asked_to_stop = agent.stop_in_order
+    await engine.listen(options.group_addr)
 
 
 def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | None) -> None:
@@ -155,6 +193,7 @@ def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | 
         "first_group": options.first_group,
         "local_groups": options.local_groups,
         "nproc_per_group": options.nproc_per_group,
+        "nnodes": options.nnodes,
         "pid": os.getpid(),
         "started": time.time(),
         "script": options.script,
@@ -165,7 +204,7 @@ def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | 
     draft.rename(options.log_dir / "run.json")
 
 
-def _follow(pump: LogPump, options: RunOptions, event: Event) -> None:
+def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
     """Show the output of ranks that start, and stop following those that ended."""
     facts = dict(event.data)
     if "incarnation" not in facts:
@@ -173,16 +212,19 @@ def _follow(pump: LogPump, options: RunOptions, event: Event) -> None:
     member = Member(event.group, int(facts["incarnation"]))
     if event.kind == "start":
         rank = int(facts["rank"])
+        if rank // options.nproc_per_group != options.node_rank:
+            return  # it is shown there
         directory = directory_of(options.log_dir, member, rank)
         for name, out in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
             pump.follow(f"rg{member.group}:rank{rank}", directory / name, out)
     elif event.kind == "exit":
-        for rank in range(options.nproc_per_group):
+        # On node 0 a group ends as a whole; a helper knows of its own ranks only.
+        for rank in range(options.ranks) if options.node_rank == 0 else [int(facts["rank"])]:
             for name in ("stdout.log", "stderr.log"):
                 pump.release(directory_of(options.log_dir, member, rank) / name)
 
 
-def _say(pump: LogPump, event: Event) -> None:
+def say(pump: LogPump, event: Event) -> None:
     if event.kind in _SHOWN and dict(event.data).get("state") != "finished":
         pump.say(f"[planaria] {event.text}")
 

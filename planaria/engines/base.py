@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from planaria.core.messages import Member
+from planaria.core.liveness import ProgressSample
+from planaria.core.messages import Member, Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Remains:
+    """What a rank on another node has left there: what it said of its failure, and where its log is."""
+
+    error: dict[str, object]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """``returncode`` as in ``subprocess``: negative for a signal; None if it never ran or nobody knows."""
 
@@ -36,6 +45,16 @@ class Ended:
     returncode: int | None
     cause: str
     rank: int = 0
+    remains: Remains | None = None  # None: it lies in the rank's directory
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rank is whose progress page is on another node. Told a few times a second."""
+
+    member: Member
+    rank: int
+    sample: ProgressSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,7 @@ class Broken:
     reason: str
 
 
-Change = Started | Ended | Broken
+Change = Started | Ended | Progress | Broken
 
 
 class Engine(Protocol):
@@ -69,6 +88,9 @@ class Engine(Protocol):
 
     def list(self) -> tuple[Instance, ...]:
         """All ranks that were created and have not ended."""
+
+    def relay(self, member: Member, order: Order) -> None:
+        """Pass an order on to the ranks of the member that are not connected to the agent's own socket."""
 
     async def close(self) -> None:
         """End everything that is left, and the engine."""

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from planaria.core.messages import Member, Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One job's ranks on this node. ``target`` is a script's path or, if ``module``, a module's name. A group has
-    ``nproc`` ranks."""
+    ``nproc`` ranks on each of its ``nnodes`` nodes."""
 
     job: str
     groups: int
@@ -28,6 +30,9 @@ class Launch:
     reduction: str = "tree"
     host: str = "127.0.0.1"  # where ranks bind the stores that their peers connect to
     nproc: int = 1
+    nnodes: int = 1
+    node: int = 0  # the number of this node among them
+    master: str = "127.0.0.1"  # where the groups' nodes reach node 0
     device: str | None = None  # cpu, cuda, or what there is
     checkpoint: Path | None = None  # directory of durable checkpoints; absolute
     checkpoint_every: int | None = None
@@ -37,7 +42,7 @@ class Launch:
     @property
     def ranks(self) -> range:
         """Of every group, on this node."""
-        return range(self.nproc)
+        return range(self.node * self.nproc, (self.node + 1) * self.nproc)
 
     def directory_of(self, member: Member, rank: int = 0) -> Path:
         return directory_of(self.directory, member, rank)
@@ -64,10 +69,10 @@ class Launch:
         env |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank - self.ranks.start),
-            "WORLD_SIZE": str(self.nproc),
+            "WORLD_SIZE": str(self.nproc * self.nnodes),
             "LOCAL_WORLD_SIZE": str(self.nproc),
-            "GROUP_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
+            "GROUP_RANK": str(self.node),
+            "MASTER_ADDR": self.master,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RUN_ID": self.job,
             "TORCHELASTIC_RESTART_COUNT": str(member.incarnation),
@@ -83,6 +88,10 @@ class Launch:
             "PLANARIA_DIR": str(self.directory_of(member, rank)),
             "PLANARIA_HOST": self.host,
         }
+        if self.nnodes > 1 and (interface := _interface_of(self.host)):
+            # gloo and NCCL would take the one of the host's name, or the first: perhaps none that other nodes reach.
+            env.setdefault("GLOO_SOCKET_IFNAME", interface)
+            env.setdefault("NCCL_SOCKET_IFNAME", interface)
         optional = {
             "PLANARIA_SHARDS": self.shards,
             "PLANARIA_DEVICE": self.device,
@@ -91,6 +100,14 @@ class Launch:
             "PLANARIA_CHECKPOINT_KEEP": self.checkpoint_keep,
         }
         return env | {name: str(value) for name, value in optional.items() if value is not None}
+
+
+def _interface_of(host: str) -> str:
+    """The network interface that has the address ``host``; empty if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] == host for address in addresses):
+            return name
+    return ""
 
 
 def directory_of(run: Path, member: Member, rank: int = 0) -> Path:

@@ -12,7 +12,7 @@ from itertools import count
 
 from planaria.agent.forkserver import ForkRequest
 from planaria.agent.proc import become_subreaper, describe, kill_group, reap_group
-from planaria.core.messages import Member
+from planaria.core.messages import Member, Order
 from planaria.engines.base import Broken, Change, Ended, Instance, Started
 from planaria.engines.devices import Gpus, Shares
 from planaria.engines.forking import ForkServer, ForkServerError
@@ -32,7 +32,8 @@ class _Life:
 class _Shared:
     """What the ranks of one incarnation have in common."""
 
-    port: socket.socket  # keeps the number of their MASTER_PORT from being given to anybody else
+    port: int  # their MASTER_PORT
+    held: socket.socket | None  # keeps its number from being given to anybody else; None on other nodes than the master
     gpus: dict[str, str] | None  # None: there are none left
     founder: bool  # see Engine.create
 
@@ -77,12 +78,16 @@ class LocalEngine:
         if self._server.failure is not None:
             tell(Broken(self._server.failure))
 
-    def create(self, group: int, incarnation: int, founder: bool = True) -> None:
+    def create(self, group: int, incarnation: int, founder: bool = True, port: int | None = None) -> None:
+        """``port``: what the master node has chosen as MASTER_PORT; None: this is the master node."""
         member = Member(group, incarnation)
         if member in self._shared:
             return
+        held = _hold_port() if port is None else None
+        if held is not None:
+            port = int(held.getsockname()[1])
         living = {other.group for other in self._shared}
-        self._shared[member] = _Shared(_hold_port(), self._shares.env(group, living), founder)
+        self._shared[member] = _Shared(port or 0, held, self._shares.env(group, living), founder)
         for rank in self._launch.ranks:
             self._lives[member, rank] = _Life()
             self._forks[member, rank] = asyncio.get_running_loop().create_task(self._fork(member, rank))
@@ -94,6 +99,13 @@ class LocalEngine:
                 kill_group(life.pid, signum)
             elif life is not None:
                 life.signals += (signum,)
+
+    def port_of(self, member: Member) -> int:
+        """MASTER_PORT of an incarnation that was created and has not ended."""
+        return self._shared[member].port
+
+    def relay(self, member: Member, order: Order) -> None:
+        """All ranks are connected to the agent's socket."""
 
     def list(self) -> tuple[Instance, ...]:
         return tuple(
@@ -150,7 +162,7 @@ class LocalEngine:
             cwd=self._launch.cwd,
             stdout=str(directory / "stdout.log"),
             stderr=str(directory / "stderr.log"),
-            env=self._launch.env_of(member, rank, shared.port.getsockname()[1])
+            env=self._launch.env_of(member, rank, shared.port)
             | shared.gpus
             | {"PLANARIA_RESUME": str(int(shared.founder))},
         )
@@ -171,7 +183,9 @@ class LocalEngine:
     def _forget(self, member: Member, rank: int) -> _Life:
         life = self._lives.pop((member, rank))
         if not any(other == member for other, _ in self._lives):
-            self._shared.pop(member).port.close()
+            held = self._shared.pop(member).held
+            if held is not None:
+                held.close()
         return life
 
 

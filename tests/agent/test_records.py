@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,8 @@ def test_summary_of_a_failure_names_the_first(tmp_path: Path) -> None:
 def test_summary_of_a_signal_and_of_nothing(tmp_path: Path) -> None:
     text = Summary("j", 1, "gone", 1, 0, 0, 1.0, tmp_path, (failure(0, -9, "m", tmp_path),)).text()
     assert "signal    : SIGKILL (9)" in text
-    text = Summary("j", 1, "gone", 1, 0, 0, 1.0, tmp_path, (failure(0, None, "m", tmp_path),)).text()
+    never_ran = replace(failure(0, None, "m", tmp_path), ran=False)
+    text = Summary("j", 1, "gone", 1, 0, 0, 1.0, tmp_path, (never_ran,)).text()
     assert "exit code : could not be started" in text
     assert Summary("j", 130, "stopped", 1, 0, 0, 1.0, tmp_path).outcome == "stopped"
     assert "\n" not in Summary("j", 1, "never began", 1, 0, 0, 1.0, tmp_path).text()

@@ -1,0 +1,248 @@
+"""Groups whose ranks are on several nodes: the engine of the node that speaks for them, node 0.
+
+The other nodes run helpers (``planaria.agent.helper``), which connect to this one and create, delete, list and watch
+ranks for it. A helper that is out of reach has lost its ranks: it kills them when it notices that itself, and nothing
+is started on its node before it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from planaria.core.exits import EXIT_FAILED
+from planaria.core.liveness import ProgressSample
+from planaria.core.messages import Member, Order, Phase
+from planaria.engines.base import Broken, Change, Ended, Instance, Progress, Remains, Started
+from planaria.engines.launch import Launch
+from planaria.engines.local import LocalEngine
+from planaria.engines.nodestream import NodeStream, Word
+from planaria.errors import ProtocolError, UsageError
+from planaria.wire.channel import split_address
+from planaria.wire.codec import PROTOCOL, encode_order
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all nodes of a group must have been told alike."""
+
+    nnodes: int
+    nproc: int
+    groups: int
+    first_group: int
+    local_groups: int
+    protocol: int = PROTOCOL
+
+
+@dataclass(slots=True)
+class _Node:
+    number: int
+    name: str  # of the helper's life on its machine
+    stream: NodeStream
+    alive: dict[tuple[Member, int], int] = field(default_factory=dict)  # ranks that have not ended: their pids, or 0
+
+
+class SpreadEngine:
+    """Implements ``planaria.engines.base.Engine``.
+
+    ``note`` gets (kind, sentence) for the record. ``asked_to_stop`` is called with a signal that a helper was sent.
+    """
+
+    def __init__(self, local: LocalEngine, launch: Launch, terms: Terms, note: Callable[[str, str], None]) -> None:
+        self.asked_to_stop: Callable[[int], None] = lambda signum: None
+        # Exit code of the job and the reason, told to the helpers at the end.
+        self.parting = (EXIT_FAILED, "the agent on node 0 has ended")
+        self._local = local
+        self._launch = launch
+        self._terms = terms
+        self._note = note
+        self._tell: Callable[[Change], None] = lambda change: None
+        self._nodes: dict[int, _Node] = {}
+        self._waiting: dict[
+            Member, bool
+        ] = {}  # by whether they are founders: created, and not started yet because a node is missing
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, address: str) -> None:
+        """UsageError if it cannot."""
+        host, port = split_address(address, "--group-addr")
+        try:
+            self._server = await asyncio.start_server(self._connected, host, port)
+        except OSError as error:
+            raise UsageError(f"--group-addr {address}: cannot listen there ({error.strerror or error})") from None
+
+    # --- the verbs -------------------------------------------------------------------------------------------
+
+    def watch(self, tell: Callable[[Change], None]) -> None:
+        self._tell = tell
+        self._local.watch(tell)
+
+    def create(self, group: int, incarnation: int, founder: bool = True) -> None:
+        member = Member(group, incarnation)
+        if member in self._waiting or any(instance.member == member for instance in self.list()):
+            return
+        self._waiting[member] = founder
+        if missing := self._missing():
+            self._note("node", f"{member} waits for {_nodes(missing)}")
+        self._start_waiting()
+
+    def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None:
+        member = Member(group, incarnation)
+        if member in self._waiting:
+            if signum != signal.SIGCONT:
+                del self._waiting[member]
+                asyncio.get_running_loop().call_soon(self._never_started, member)
+            return
+        self._local.delete(group, incarnation, signum, rank)
+        for node in self._nodes.values():
+            if any(other == member and rank in (None, each) for other, each in node.alive):
+                node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
+
+    def list(self) -> tuple[Instance, ...]:
+        ranks = range(self._terms.nnodes * self._terms.nproc)
+        waiting = [(member, rank, 0) for member in self._waiting for rank in ranks]
+        away = [(member, rank, pid) for node in self._nodes.values() for (member, rank), pid in node.alive.items()]
+        instances = (
+            Instance(member, pid, self._launch.directory_of(member, rank), rank)
+            for member, rank, pid in [*waiting, *away]
+        )
+        return (*self._local.list(), *instances)
+
+    def relay(self, member: Member, order: Order) -> None:
+        word = {"order": encode_order(order).SerializeToString().hex(), "to": [member.group, member.incarnation]}
+        for node in self._nodes.values():
+            if any(other == member for other, _ in node.alive):
+                node.stream.send(word)
+
+    async def close(self) -> None:
+        self._tell = lambda change: None
+        if self._server is not None:
+            self._server.close()
+        code, reason = self.parting
+        for node in self._nodes.values():
+            node.stream.send({"bye": code, "reason": reason})
+        await asyncio.gather(*(node.stream.close() for node in self._nodes.values()))
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._local.close()
+
+    # --- nodes that come and go ------------------------------------------------------------------------------
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        stream, node = NodeStream(reader, writer), None
+        try:
+            async for word in stream.words():
+                if node is not None:
+                    self._heard(node, word)
+                elif (node := self._admit(stream, word)) is None:
+                    break
+        except (ProtocolError, KeyError, TypeError, ValueError) as error:
+            stream.why = f"it said what makes no sense ({error})"
+            if node is None:
+                self._note("refused", f"a connection to --group-addr was cut off: {stream.why}")
+        finally:
+            if node is not None:
+                self._lost(node)
+            await stream.close()
+            self._serving.discard(task)
+
+    def _admit(self, stream: NodeStream, word: Word) -> _Node | None:
+        """The node that introduces itself with ``word``; None, and it is told why, if it does not fit."""
+        number, name, terms = int(word["node"]), str(word["name"]), word["terms"]
+        before = self._nodes.get(number)
+        problem = ""
+        if terms != asdict(self._terms):
+            ours = asdict(self._terms)
+            odd = next((key for key in ours if terms.get(key) != ours[key]), "a flag of a newer release")
+            problem = f"node {number} was started with another {odd} than node 0: {terms.get(odd)}, not {ours.get(odd)}"
+        elif not 1 <= number < self._terms.nnodes:
+            problem = f"there is no node {number} beside node 0 in groups of {self._terms.nnodes} nodes"
+        elif before is not None and before.name != name:
+            problem = f"node {number} is served by {before.name} already; give every node a --node-rank of its own"
+        if problem:
+            self._note("refused", problem)
+            stream.send({"refused": problem})
+            return None
+        if before is not None:  # it noticed earlier than we did that its connection was lost
+            self._lost(before)
+        node = self._nodes[number] = _Node(number, name, stream)
+        stream.send({"welcome": self._launch.job})
+        self._note("node", f"node {number} is there ({name})")
+        self._start_waiting()
+        return node
+
+    def _start_waiting(self) -> None:
+        if self._missing():
+            return
+        waiting, self._waiting = self._waiting, {}
+        for member, founder in waiting.items():
+            self._local.create(member.group, member.incarnation, founder)
+            port = self._local.port_of(member)
+            for node in self._nodes.values():
+                node.alive |= {(member, rank): 0 for rank in self._ranks_of(node.number)}
+                node.stream.send({"create": [member.group, member.incarnation], "founder": founder, "port": port})
+
+    def _missing(self) -> Sequence[int]:
+        return [number for number in range(1, self._terms.nnodes) if number not in self._nodes]
+
+    def _ranks_of(self, number: int) -> range:
+        return range(number * self._terms.nproc, (number + 1) * self._terms.nproc)
+
+    def _lost(self, node: _Node) -> None:
+        if self._nodes.get(node.number) is not node:
+            return
+        del self._nodes[node.number]
+        why = f"node {node.number} is out of reach: {node.stream.why or 'its connection was closed'}"
+        if self._server is not None and self._server.is_serving():
+            self._note("node", why)
+        for member, rank in list(node.alive):
+            self._tell(Ended(member, None, why, rank))
+
+    def _never_started(self, member: Member) -> None:
+        for rank in range(self._terms.nnodes * self._terms.nproc):
+            self._tell(Ended(member, None, "it was not started: a node was missing", rank))
+
+    def _heard(self, node: _Node, word: Word) -> None:
+        match word:
+            case {"started": [int(group), int(incarnation)], "rank": int(rank), "pid": int(pid)}:
+                if (Member(group, incarnation), rank) in node.alive:
+                    node.alive[Member(group, incarnation), rank] = pid
+                    self._tell(Started(Member(group, incarnation), pid, rank))
+            case {"ended": [int(group), int(incarnation)], "rank": int(rank), "code": code, "cause": str(cause)}:
+                member = Member(group, incarnation)
+                if node.alive.pop((member, rank), None) is not None:
+                    remains = Remains(dict(word["error"]), Path(f"{node.name}:{word['log']}"))
+                    self._tell(Ended(member, None if code is None else int(code), cause, rank, remains))
+            case {"pages": list(pages)}:
+                for group, incarnation, rank, *sample in pages:
+                    if (Member(group, incarnation), rank) in node.alive:
+                        self._tell(Progress(Member(group, incarnation), rank, sample_from(sample)))
+            case {"broken": str(reason)}:
+                self._tell(Broken(f"node {node.number}: {reason}"))
+            case {"stop": int(signum)}:
+                self._note("stop", f"node {node.number} was sent {signal.Signals(signum).name}")
+                self.asked_to_stop(signum)
+            case _:
+                raise ProtocolError(f"a word of no known kind: {', '.join(word)}")
+
+
+def sample_from(row: Iterable[int]) -> ProgressSample:
+    """The inverse of ``sample_row``. ValueError or TypeError if it is none."""
+    phase, beat, control_beat, stopped = row
+    return ProgressSample(Phase(phase), int(beat), int(control_beat), bool(stopped))
+
+
+def sample_row(sample: ProgressSample) -> list[int]:
+    return [sample.phase.value, sample.beat, sample.control_beat, int(sample.stopped)]
+
+
+def _nodes(numbers: Sequence[int]) -> str:
+    return ("node " if len(numbers) == 1 else "nodes ") + ", ".join(map(str, numbers))
