@@ -106,6 +106,14 @@ class Compile:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    enable: bool = key(False, "save the state now and then, and start from the newest")
+    folder: str = key("checkpoint", "where, in the dump folder; all groups must see it")
+    interval: int = key(500, "steps between two", 1)
+    keep_latest_k: int = key(10, "how many are kept", 1)
+
+
+@dataclass(frozen=True, slots=True)
 class FaultTolerance:
     enable: bool = key(False, "train in several groups that replace each other")
     group_size: int = key(1, "replica groups of the job", 1)
@@ -148,6 +156,7 @@ class Config:
     parallelism: Parallelism = field(default_factory=Parallelism)
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
     compile: Compile = field(default_factory=Compile)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     fault_tolerance: FaultTolerance = field(default_factory=FaultTolerance)
     metrics: Metrics = field(default_factory=Metrics)
     validation: Validation = field(default_factory=Validation)

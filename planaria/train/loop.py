@@ -60,6 +60,8 @@ def train(config: Config) -> None:
         recorder=recorder.state,
         facts=facts,
     )
+    if config.checkpoint.enable:
+        job.checkpoint(folder / config.checkpoint.folder, config.checkpoint.interval, config.checkpoint.keep_latest_k)
     speed = Speed(shape, config, job, ranks)
     last = config.training.steps - 1
 

@@ -77,13 +77,18 @@ def told(out: Path) -> list[tuple[Any, ...]]:
     ]
 
 
+def directory_of(out: Path) -> dict[str, str]:
+    """Where a run that needs no groups is to write its digest: where `planaria run` has it."""
+    return {"PLANARIA_DIR": str(out / "logs" / "rg0" / "i0")}
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("layout", ["alone", "pipeline"])
 def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path: Path, layout: str) -> None:
     """A group is one rank, or a pipeline of two whose last one knows the loss and whose first one writes it."""
     config, quiet, out = write_config(tmp_path), tmp_path / "quiet", tmp_path / "out"
     words = [*WORDS, *(["--parallelism.pipeline_parallel_degree=2"] if layout == "pipeline" else [])]
-    done = train(config, quiet, *words, env={"PLANARIA_DIR": str(quiet / "logs" / "rg0" / "i0")})
+    done = train(config, quiet, *words, env=directory_of(quiet))
     assert done.returncode == 0, done.stderr
     with two_groups(config, out, *words) as run:
         run.until(lambda: run.watch.step >= 8, "step 8")
@@ -98,3 +103,23 @@ def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path
     board = EventAccumulator(str(out / "tb")).Reload()
     shown = {event.step: event.value for event in board.Scalars("loss")}
     assert shown == {line["step"]: pytest.approx(line["loss"], rel=1e-6) for line in lines(out)}
+
+
+@pytest.mark.timeout(400)
+def test_a_run_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    config, quiet, out = write_config(tmp_path), tmp_path / "quiet", tmp_path / "out"
+    words = [*WORDS, "--checkpoint.enable", "--checkpoint.interval=5", "--checkpoint.keep_latest_k=2"]
+    assert train(config, quiet, *WORDS, env=directory_of(quiet)).returncode == 0
+    command = [sys.executable, "-m", "planaria", "train", str(config), f"--job.dump_folder={out}", *words]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
+        deadline = time.monotonic() + PATIENCE
+        while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 5:  # step 12
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+    done = train(config, out, *words, env=directory_of(out))
+    assert done.returncode == 0, done.stderr
+    assert "step 0 " not in done.stdout, "nothing is done again that a checkpoint holds"
+    assert digests(out / "logs") == digests(quiet / "logs")
+    assert told(out) == told(quiet)
+    assert len(list((out / "checkpoint").glob("step-*"))) == 2
