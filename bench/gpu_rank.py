@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from planaria.exchange.checksum import checksum
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import Node, children, maximal_nodes, root
 from planaria.errors import CommunicatorError
+from planaria.exchange.checksum import checksum
 from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.healing import receive, serve
 from planaria.exchange.layout import Layout
@@ -326,7 +326,7 @@ def training(rank: Rank, quorum: Quorum, options: Options) -> dict[str, float]:
         "tree": lambda: ours("tree"),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(options.rounds + 2):
+    for number in range(options.rounds // 2 + 2):
         for way, run in ways.items():
             optimizer.zero_grad(set_to_none=way in ("fast", "tree"))
             rank.sync()

@@ -15,22 +15,25 @@ import torch
 from torch import Tensor
 
 from planaria.errors import PlanariaError
+from planaria.exchange.checksum import LANE, ROW, checksum
+from planaria.exchange.folding import Divisor, fold_on_device
 from planaria.exchange.nccl import UNIQUE_ID_BYTES, Nccl, unique_id
 
 CPU = torch.device("cpu")
 
-# Between two looks at an event: short beside a step, and long enough to leave the interpreter to the training thread.
-# NCCL is asked for broken connections once in so many looks.
-PAUSE, LOOKS = 5e-5, 64
+# An event is looked at so often without a pause (for some 2 ms), and then after the shortest pauses there are (some
+# 60 us), which leave the interpreter to others: as a rule it is the end of a step, and the training thread waits for
+# it. NCCL is asked for broken connections once in so many looks.
+SPINS, PAUSE, LOOKS = 1000, 1e-6, 64
 LAST_PAUSE = 1e-3  # seconds; nobody waits for the end of a life
 
 
 class DeviceLink:
-    """Of one life, for its thread. ``ended`` says why the life is over, None while it is not.
+    """Of one life, for its thread, which makes it. ``ended`` says why the life is over, None while it is not.
 
     ``wire`` is the stream of all NCCL operations, which must be in the same order on all members. ``work`` is for
-    kernels on what has arrived. Nobody else's stream may ever wait for these two: a kernel of NCCL that is aborted ends
-    as if it had finished, with anything in its results.
+    kernels on what has arrived, and the current stream of the thread. Nobody else's stream may ever wait for these
+    two: a kernel of NCCL that is aborted ends as if it had finished, with anything in its results.
     """
 
     def __init__(
@@ -39,35 +42,42 @@ class DeviceLink:
         self.device = device
         self.rank, self.size = rank, len(peers) + 1
         self._peers = peers
-        # First of all when blocks of a kernel of the caller have finished: peers wait for what these streams do.
-        self.wire = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        # When blocks of a kernel have finished, those of NCCL are first in turn, for peers wait for them; then these
+        # kernels, for peers will; then those of the caller. Were the first two equal, NCCL would wait for each of them.
+        self.wire = torch.cuda.Stream(device, priority=-3)  # type: ignore[no-untyped-call]
         self.work = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self.nccl = Nccl(ended)
+        torch.cuda.set_stream(self.work)
+        self.nccl = Nccl(device, ended)
         self._ended = ended
 
     def form(self, gather: Callable[[bytes], list[bytes]]) -> None:
         """Connect to all peers. ``gather`` hands all members' bytes to all."""
         mine = unique_id() if self.rank == 0 else bytes(UNIQUE_ID_BYTES)
-        self.nccl.form(gather(mine)[0], self.rank, self.size)
-        # Connections are made when they are first used. That is now, when nobody waits for it yet.
-        with torch.cuda.stream(self.wire):
-            sent, received = torch.zeros(1, device=self.device), torch.empty(self.size, device=self.device)
-        with self.nccl.group():
-            for peer in self._peers:
-                self.nccl.send(sent, peer, self.wire)
-                self.nccl.receive(received[peer], peer, self.wire)
+        unique = gather(mine)[0]
+        words = torch.zeros(self.size + 1, device=self.device)  # for all and from each
+        self.wait(self.work.record_event())
+
+        def greet(nccl: Nccl) -> None:
+            with nccl.group():
+                for peer in self._peers or [self.rank]:
+                    nccl.send(words[-1], peer, self.wire)
+                    nccl.receive(words[peer], peer, self.wire)
+
+        self.nccl.form(unique, self.rank, self.size, greet)
         self.wait(self.wire.record_event())
 
-    def wait(self, event: torch.cuda.Event) -> None:
-        """Until everything before ``event`` is known to be done, and was not aborted. Raises the end of the life."""
+    def wait(self, event: torch.cuda.Event, beside: bool = False) -> None:
+        """Until everything before ``event`` is known to be done, and was not aborted. Raises the end of the life.
+
+        ``beside``: in another thread than the life's, which must not talk to NCCL."""
         looks = 0
-        while not event.query():
+        while not event.query():  # type: ignore[no-untyped-call]
             looks += 1
-            if looks % LOOKS == 0:
+            if looks % LOOKS == 0 and not beside:
                 self.nccl.check()
             elif (error := self._ended()) is not None:
                 raise error
-            time.sleep(PAUSE)
+            time.sleep(PAUSE if looks > SPINS else 0)
         # An abort follows the end of the life. So what is done before that is seen was done by the members.
         if (error := self._ended()) is not None:
             raise error
@@ -77,6 +87,40 @@ class DeviceLink:
         self.nccl.abort()
         while not (self.wire.query() and self.work.query()):
             time.sleep(LAST_PAUSE)
+
+
+_loaded: set[torch.device] = set()
+_loading = threading.Lock()
+
+
+def load_kernels(device: torch.device) -> None:
+    """Have this process load the kernels that exchanging and healing use, once: a kernel that is loaded when it is
+    first used may wait for what the device does, which may wait for a peer."""
+    with _loading:
+        if device in _loaded:
+            return
+        some, out, probes = (torch.zeros(size, device=device) for size in ((3, 999), (999,), (2,)))
+        for number in (2, 3):
+            divisor = Divisor(number, device)
+            fold_on_device(list(some), ((1, 2), (0, 1)), divisor, out, (), lambda _: torch.empty_like(out), probes[0])
+        out.add_(some[0]).zero_().copy_(some[1])
+        bool(probes.isfinite().all())
+        sums = torch.zeros(2, dtype=torch.int64, device=device)
+        sums[0] = checksum(torch.zeros((ROW + 1) * LANE, dtype=torch.uint8, device=device))
+        torch.equal(sums[:1], sums[1:])
+        _loaded.add(device)
+
+
+def warm_up(device: torch.device) -> None:
+    """Have this process load what NCCL loads for its first communicator, which takes longer than forming one: by
+    making one without peers. In a thread of its own, for it lasts more than a second. Raises CommunicatorError."""
+    torch.cuda.set_device(device)
+    link = DeviceLink(device, 0, [], lambda: None)
+    try:
+        load_kernels(device)
+        link.form(lambda mine: [mine])
+    finally:
+        link.end()
 
 
 class Shelf:

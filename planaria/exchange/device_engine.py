@@ -3,7 +3,8 @@
 The life's thread only enqueues, in an order that is the same on all members. A piece travels in two launches of NCCL:
 the sums to the members that fold them, and, two pieces later and in one launch with the sums of that piece, the results
 to all. So the fold of a piece runs while others travel. Receive buffers are used by every other piece, for when their
-turn comes again the fold that read them is done.
+turn comes again the fold that read them is done. Not more than a device takes is enqueued: a thread that waits for room
+in a device's queue would not hear of the end of the life.
 
 A round is over when the thread knows that the device has done it; until then the stream of the caller is given nothing
 that depends on it. A life that ends earlier aborts NCCL's kernels, which leaves anything in the results.
@@ -27,6 +28,7 @@ from planaria.exchange.layout import ITEM_BYTES, Layout
 DEVICE_PIECE_BYTES = 64 << 20
 
 SLOTS = 2  # receive buffers: for the piece that travels and the one that is folded
+AHEAD = 64  # pieces that may be enqueued and not done: at some five launches each, a third of what a queue takes
 ALIGNMENT = 16 * ITEM_BYTES  # of pieces, for the widest loads
 
 
@@ -38,13 +40,17 @@ class DeviceEngine(Engine):
         assert communicator.link is not None and communicator.shelf is not None
         self._link: DeviceLink = communicator.link
         self._shelf = communicator.shelf
+        self._shares = [
+            [piece.share(rank, self._link.size) for rank in range(self._link.size)] for piece in self._pieces
+        ]
         self._scratch: dict[tuple[int, int], Tensor] = {}  # by (slot, position in the fold)
         self._probes = self._shelf.empty(len(self._pieces))  # of this member's share of each piece
+        self._finite = torch.empty(1, dtype=torch.bool, pin_memory=True)  # written by the device
         self._divisor = 0, Divisor(1, self._link.device)
         self._step: Round | None = None
         self._results: list[Tensor] = []  # taken from the shelf for the round
         self._marked = -1  # the newest bucket that the wire has waited for
-        self._folded: list[torch.cuda.Event] = []  # by piece
+        self._done: list[torch.cuda.Event] = []  # by piece: it is folded, or reduced
         communicator.when_quiet(self._release)
 
     @property
@@ -54,7 +60,7 @@ class DeviceEngine(Engine):
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._link.device))
+        event.record(torch.cuda.current_stream(self._link.device.index))
         return event
 
     def may_give_up(self, step: Round) -> bool:
@@ -68,10 +74,13 @@ class DeviceEngine(Engine):
         if step is not self._step:
             self._start(step)
         while self._can_launch(step):
+            index = step.launched
+            if index >= AHEAD:
+                self._link.wait(self._done[index - AHEAD])
             if step.plan.reduction == "fast":
-                self._reduce(step, step.launched)
+                self._reduce(step, index)
             else:
-                self._travel(step, step.launched, step.launched - SLOTS)
+                self._travel(step, [index], [index - SLOTS] if index >= SLOTS else [])
             step.launched += 1
         if step.launched == len(self._pieces) and self._all_submitted(step):
             self._complete(step)
@@ -81,37 +90,36 @@ class DeviceEngine(Engine):
             self._results = self._shelf.take_results(self._layout.buckets)
         self._step = step
         self._marked = -1
-        self._folded.clear()
+        self._done.clear()
         if self._divisor[0] != step.plan.divisor:
-            with torch.cuda.stream(self._link.work):
-                self._divisor = step.plan.divisor, Divisor(step.plan.divisor, self._link.device)
+            self._divisor = step.plan.divisor, Divisor(step.plan.divisor, self._link.device)
         for stream in (self._link.wire, self._link.work):
             assert step.begun is not None
             stream.wait_event(step.begun)  # from here on the results of the last round may be written
 
     # --- tree -----------------------------------------------------------------------------------------------
 
-    def _travel(self, step: Round, scatter: int, gather: int) -> None:
-        """Send the sums of piece ``scatter`` to those who fold them and the results of piece ``gather`` to all, as far
-        as there are such pieces, and fold what arrives."""
+    def _travel(self, step: Round, scatter: list[int], gather: list[int]) -> None:
+        """Send the sums of the pieces ``scatter`` to those who fold them and the results of the pieces ``gather`` to
+        all, and fold what arrives."""
         link, operands = self._link, []
-        if gather >= 0:
-            link.wire.wait_event(self._folded[gather])
+        for index in gather:
+            link.wire.wait_event(self._done[index])
         with link.nccl.group() if link.size > 1 else contextlib.nullcontext():
-            if scatter < len(self._pieces):
-                operands = self._scatter(step, scatter)
-            if gather >= 0:
-                self._gather(gather)
-        if scatter < len(self._pieces):
+            for index in scatter:
+                operands.append(self._scatter(step, index))
+            for index in gather:
+                self._gather(index)
+        for index, each in zip(scatter, operands, strict=True):
             link.work.wait_event(link.wire.record_event())
-            self._fold(step, scatter, operands)
+            self._fold(step, index, each)
 
     def _scatter(self, step: Round, index: int) -> list[Tensor]:
         """Inside a group: this member's share of all members' sums, in the order of the fold."""
-        piece, link, mine = self._pieces[index], self._link, self._communicator.rank
+        piece, link, mine = self._pieces[index], self._link, self._link.rank
         sums = step.submitted[piece.bucket]
         self._await_parts(step, piece.bucket)
-        share = piece.share(mine, link.size)
+        share = self._shares[index][mine]
         operands = []
         for position, (rank, i) in enumerate(step.plan.positions):
             if rank == mine:
@@ -125,7 +133,7 @@ class DeviceEngine(Engine):
             if operand.numel():
                 link.nccl.receive(operand, rank, link.wire)
         for peer in self._communicator.peers:
-            theirs = piece.share(peer, link.size)
+            theirs = self._shares[index][peer]
             if theirs.stop > theirs.start:
                 for each in sums:
                     link.nccl.send(each[theirs], peer, link.wire)
@@ -133,30 +141,27 @@ class DeviceEngine(Engine):
 
     def _gather(self, index: int) -> None:
         """Inside a group: all shares of the results."""
-        piece, link = self._pieces[index], self._link
-        result = self._results[piece.bucket]
-        mine = result[piece.share(link.rank, link.size)]
+        link, result = self._link, self._results[self._pieces[index].bucket]
+        mine = result[self._shares[index][link.rank]]
         for peer in self._communicator.peers:
-            theirs = result[piece.share(peer, link.size)]
+            theirs = result[self._shares[index][peer]]
             if mine.numel():
                 link.nccl.send(mine, peer, link.wire)
             if theirs.numel():
                 link.nccl.receive(theirs, peer, link.wire)
 
     def _fold(self, step: Round, index: int, operands: list[Tensor]) -> None:
-        piece, link, plan = self._pieces[index], self._link, step.plan
-        share = self._results[piece.bucket][piece.share(link.rank, link.size)]
-        with torch.cuda.stream(link.work):
-            fold_on_device(
-                operands,
-                plan.pairs,
-                self._divisor[1],
-                share,
-                plan.received,
-                lambda position: self._scratch_for(index % SLOTS, position)[: share.numel()],
-                self._probes[index],
-            )
-        self._folded.append(link.work.record_event())
+        plan, share = step.plan, self._share(index)
+        fold_on_device(
+            operands,
+            plan.pairs,
+            self._divisor[1],
+            share,
+            plan.received,
+            lambda position: self._scratch_for(index % SLOTS, position)[: share.numel()],
+            self._probes[index],
+        )
+        self._done.append(self._link.work.record_event())
 
     # --- fast -----------------------------------------------------------------------------------------------
 
@@ -175,10 +180,9 @@ class DeviceEngine(Engine):
             with link.nccl.group():
                 link.nccl.all_reduce(sums[0], result, link.wire)
         link.work.wait_event(link.wire.record_event())
-        with torch.cuda.stream(link.work):
-            self._divisor[1].divide(result)
-            share = self._results[piece.bucket][piece.share(link.rank, link.size)]
-            torch.sum(share, 0, out=self._probes[index])
+        self._divisor[1].divide(result)
+        torch.sum(self._share(index), 0, out=self._probes[index])
+        self._done.append(link.work.record_event())
 
     # --- both -----------------------------------------------------------------------------------------------
 
@@ -189,11 +193,15 @@ class DeviceEngine(Engine):
             self._link.wire.wait_event(event)
             self._marked = bucket
 
+    def _share(self, index: int) -> Tensor:
+        """Of the result of a piece, what this member folds."""
+        return self._results[self._pieces[index].bucket][self._shares[index][self._link.rank]]
+
     def _scratch_for(self, slot: int, position: int) -> Tensor:
         found = self._scratch.get((slot, position))
         if found is None:
-            shares = (piece.share(self._link.rank, self._link.size) for piece in self._pieces)
-            found = self._shelf.empty(max((share.stop - share.start for share in shares), default=0))
+            mine = (shares[self._link.rank] for shares in self._shares)
+            found = self._shelf.empty(max((share.stop - share.start for share in mine), default=0))
             self._scratch[slot, position] = found
         return found
 
@@ -201,18 +209,16 @@ class DeviceEngine(Engine):
         """The last results; then the tails, once the device is known to have done everything."""
         link = self._link
         if step.plan.reduction == "tree":
-            for last in range(max(len(self._pieces) - SLOTS, 0), len(self._pieces)):
-                self._travel(step, len(self._pieces), last)
-        with torch.cuda.stream(link.work):
-            finite = self._probes.isfinite().all()
+            self._travel(step, [], list(range(max(len(self._pieces) - SLOTS, 0), len(self._pieces))))
+        self._finite.copy_(self._probes.isfinite().all(), non_blocking=True)
         link.work.wait_event(link.wire.record_event())
         done = link.work.record_event()
+        tails, arrivals = self._expect_tails(step)
         self._meet(step)
         link.wait(done)
-        with torch.cuda.stream(link.work):
-            all_finite = bool(finite) or self._look_closely()
-        tails, transfers = self._send_tails(step, all_finite)
-        for transfer in transfers:
+        # A sum of finite numbers may overflow: then each of them is asked.
+        finite = bool(self._finite) or all(bool(self._share(i).isfinite().all()) for i in range(len(self._pieces)))
+        for transfer in arrivals + self._send_tail(step, finite, tails):
             transfer.wait()
         payloads, everywhere = read_tails(tails)
         results, self._results, self._step = self._results, [], None
@@ -228,11 +234,6 @@ class DeviceEngine(Engine):
         transfers += [self._communicator.send(word, peer, tag, what) for peer in peers]
         for transfer in transfers:
             transfer.wait()
-
-    def _look_closely(self) -> bool:
-        """A sum of finite numbers may overflow: ask each of them."""
-        rank, size = self._link.rank, self._link.size
-        return all(bool(self._results[p.bucket][p.share(rank, size)].isfinite().all()) for p in self._pieces)
 
     def _release(self) -> None:
         """No kernel of this life runs any more."""

@@ -1,8 +1,9 @@
 """Healing: the state of members that have it, copied to members that have not, striped over all that have it.
 
 The state is a flat list of tensors and a manifest that says, in the caller's words, what they are. All
-sources hold the same bits, so each sends an equal stripe of the bytes, in blocks, to every healer. Nothing
-that a peer sends is executed: messages are sizes, checksums, the manifest and raw bytes.
+sources hold the same bits, so each sends an equal stripe of the bytes, in blocks, to every healer: of those in main
+memory over gloo, as below, and of those on a device over NCCL (device_healing.py). Nothing that a peer sends is
+executed: messages are sizes, checksums, the manifest and raw bytes.
 
 A source stops training only for the copy of its stripe; the transfer runs beside the exchanges of the same
 life. The healer receives into buffers that belong to this life (a source that was stopped and wakes late must
@@ -12,7 +13,7 @@ not write into live parameters) and hands them out when every block has matched 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from planaria.errors import CommunicatorError
 from planaria.exchange.communicator import HEALING_TAGS, Communicator, Transfer, as_bytes, as_tensor
+from planaria.exchange.device_healing import Receiving, Sending, blocks_of, room
 from planaria.exchange.waiting import Pending
 
 # Large enough that a block's round trip is nothing beside its transfer (NCCL reached a seventh of the
@@ -31,7 +33,7 @@ BLOCK_BYTES = 32 << 20
 # full speed; and every stripe does, so that a block never shares a cache line with that of another source.
 ALIGNMENT = 64
 
-# A source's first message: bytes in the range, length of the description, digest of the description.
+# A source's first message: bytes of the state, length of the description, digest of the description.
 HEADER = struct.Struct("<qqQ")
 CHECK = struct.Struct("<Q")
 
@@ -41,7 +43,8 @@ HEADER_TAG, DESCRIPTION_TAG, BLOCK_TAGS = HEALING_TAGS, HEALING_TAGS + 1, HEALIN
 @dataclass(frozen=True, slots=True)
 class HealedState:
     """What the sources sent, verified: the manifest, and each tensor's bytes (uint8, aligned for any type:
-    ``bytes.view(dtype).reshape(shape)``)."""
+    ``bytes.view(dtype).reshape(shape)``). They are in main memory or on the device, as they were at the sources; if
+    the device had no room beside what it holds, they are all in main memory."""
 
     manifest: bytes
     tensors: list[Tensor]
@@ -49,7 +52,7 @@ class HealedState:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """The byte range in which the tensors lie, and its division into stripes and blocks."""
+    """The byte range in which tensors of one kind lie, and its division into stripes and blocks."""
 
     sizes: tuple[int, ...]  # bytes of each tensor
 
@@ -70,6 +73,29 @@ class _Range:
         return units * index // count * ALIGNMENT, units * (index + 1) // count * ALIGNMENT
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a state consists of."""
+
+    sizes: tuple[int, ...]  # bytes of each tensor
+    on_device: tuple[bool, ...]
+    manifest: bytes
+
+    def span(self, on_device: bool) -> _Range:
+        return _Range(tuple(size for size, kind in zip(self.sizes, self.on_device, strict=True) if kind == on_device))
+
+    def pack(self) -> bytes:
+        count = len(self.sizes)
+        return struct.pack(f"<q{count}q{count}?", count, *self.sizes, *self.on_device) + self.manifest
+
+    @staticmethod
+    def unpack(packed: bytes) -> _Contents:
+        (count,) = struct.unpack_from("<q", packed)
+        layout = struct.Struct(f"<q{count}q{count}?")
+        _, *found = layout.unpack_from(packed)
+        return _Contents(tuple(found[:count]), tuple(found[count:]), packed[layout.size :])
+
+
 def _blocks(start: int, stop: int) -> list[tuple[int, int]]:
     return [(low, min(low + BLOCK_BYTES, stop)) for low in range(start, stop, BLOCK_BYTES)]
 
@@ -83,22 +109,45 @@ def serve(
 ) -> Pending[None]:
     """Send this member's stripe of the state to all ``healers``.
 
-    ``tensors``: contiguous CPU tensors of any type and shape, the same bits on all ``sources``. ``sources``
-    and ``healers``: ranks, the same on every member that takes part, without a member in both. Returns when
-    the stripe is copied (from then on the tensors may change); the pending ends when the stripe has left.
-    Raises ValueError for a tensor that cannot be sent. Only one healing at a time in a communicator.
+    ``tensors``: contiguous, of any type and shape, in main memory or on the communicator's device, the same bits on
+    all ``sources``. ``sources`` and ``healers``: ranks, the same on every member that takes part, without a member in
+    both. Returns when the stripe is copied: from then on the tensors may change, those on the device by work of the
+    current stream. The pending ends when the stripe has left. Raises ValueError for a tensor that cannot be sent. Only
+    one healing at a time in a communicator; on a device its members must ask for it before they begin another exchange.
     """
+    what = "serving a state"
     index = _position(communicator, sources, healers, serving=True)
-    flat = [_flat_bytes(tensor) for tensor in tensors]
-    span = _Range(tuple(each.numel() for each in flat))
-    start, stop = span.stripe(index, len(sources))
-    stripe = _copy_stripe(flat, span, start, stop)
-    description = _describe(span, manifest)
+    flat = [_flat_bytes(tensor, communicator.device) for tensor in tensors]
+    there = tuple(map(_on_device, tensors))
+    contents = _Contents(tuple(each.numel() for each in flat), there, manifest)
+    start, stop = contents.span(False).stripe(index, len(sources))
+    stripe = torch.empty(stop - start, dtype=torch.uint8)
+    _copy_stripe(_of_kind(False, flat, there), contents.span(False), start, stripe)
+    sending, enqueued = None, None
+    if any(there):
+        start, stop = contents.span(True).stripe(index, len(sources))
+        assert communicator.shelf is not None
+        device_stripe = room(communicator.shelf, stop - start)
+        copied: list[torch.cuda.Event] = []
+        ends = [stop for _, stop in blocks_of(device_stripe.numel())]
+        stream = torch.cuda.current_stream(communicator.device)
+
+        def reached(filled: int) -> None:
+            while len(copied) < len(ends) and ends[len(copied)] <= filled:
+                copied.append(stream.record_event())
+
+        _copy_stripe(_of_kind(True, flat, there), contents.span(True), start, device_stripe, reached)
+        reached(device_stripe.numel())  # what is left is padding
+        sending = Sending(communicator, device_stripe, copied, healers)
+        enqueued = communicator.call(what, sending.enqueue)
 
     def work() -> None:
-        _send(communicator, stripe, span.total, description, healers, with_description=index == 0)
+        _send(communicator, stripe, contents, healers, with_description=index == 0)
+        if sending is not None and enqueued is not None:
+            enqueued.wait()
+            sending.finish()
 
-    return communicator.background("serving a state", work)
+    return communicator.background(what, work)
 
 
 def receive(communicator: Communicator, sources: Sequence[int], healers: Sequence[int]) -> Pending[HealedState]:
@@ -106,7 +155,8 @@ def receive(communicator: Communicator, sources: Sequence[int], healers: Sequenc
     if they do not send the same state, or if bytes were corrupted on the way; the message names the rank.
     """
     _position(communicator, sources, healers, serving=False)
-    return communicator.background("receiving a state", lambda: _receive(communicator, sources))
+    user = None if communicator.link is None else torch.cuda.current_stream(communicator.device)
+    return communicator.background("receiving a state", lambda: _receive(communicator, sources, user))
 
 
 def _position(communicator: Communicator, sources: Sequence[int], healers: Sequence[int], *, serving: bool) -> int:
@@ -119,46 +169,48 @@ def _position(communicator: Communicator, sources: Sequence[int], healers: Seque
     return list(mine).index(communicator.rank)
 
 
-def _flat_bytes(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+def _on_device(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
+
+
+def _of_kind(on_device: bool, flat: Sequence[Tensor], there: Sequence[bool]) -> list[Tensor]:
+    return [each for each, kind in zip(flat, there, strict=True) if kind == on_device]
+
+
+def _flat_bytes(tensor: Tensor, device: torch.device) -> Tensor:
+    if (_on_device(tensor) and tensor.device != device) or not tensor.is_contiguous():
         raise ValueError(
-            f"a state can only be sent from contiguous CPU tensors, not from {tensor.shape} on {tensor.device}"
+            f"a state can only be sent from contiguous tensors in main memory or on {device}, "
+            f"not from {tuple(tensor.shape)} on {tensor.device}"
         )
     if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)  # a view of nothing would keep the strides of something
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _copy_stripe(flat: Sequence[Tensor], span: _Range, start: int, stop: int) -> Tensor:
-    stripe = torch.empty(stop - start, dtype=torch.uint8)
+def _copy_stripe(
+    flat: Sequence[Tensor], span: _Range, start: int, stripe: Tensor, reached: Callable[[int], None] = lambda _: None
+) -> None:
+    """Fill ``stripe``, which begins at byte ``start`` of the range. ``reached`` is told how many of its bytes are."""
+    stop = start + stripe.numel()
     for source, (low, high) in zip(flat, span.places(), strict=True):
         first, last = max(low, start), min(high, stop)
         if first < last:
             stripe[first - start : last - start] = source[first - low : last - low]
-    return stripe
-
-
-def _describe(span: _Range, manifest: bytes) -> bytes:
-    return struct.pack(f"<q{len(span.sizes)}q", len(span.sizes), *span.sizes) + manifest
-
-
-def _read_description(description: bytes) -> tuple[_Range, bytes]:
-    (count,) = struct.unpack_from("<q", description)
-    sizes = struct.unpack_from(f"<{count}q", description, 8)
-    return _Range(sizes), description[8 + 8 * count :]
+            reached(last - start)
 
 
 def _send(
     communicator: Communicator,
     stripe: Tensor,
-    total: int,
-    description: bytes,
+    contents: _Contents,
     healers: Sequence[int],
     *,
     with_description: bool,
 ) -> None:
     what = "serving a state"
-    header = as_tensor(HEADER.pack(total, len(description), xxhash.xxh3_64_intdigest(description)))
+    description = contents.pack()
+    header = as_tensor(HEADER.pack(sum(contents.sizes), len(description), xxhash.xxh3_64_intdigest(description)))
     transfers = [communicator.send(header, healer, HEADER_TAG, what) for healer in healers]
     if with_description:
         body = as_tensor(description)
@@ -185,10 +237,34 @@ class _Arrival:
     transfers: tuple[Transfer, Transfer]
 
 
-def _receive(communicator: Communicator, sources: Sequence[int]) -> HealedState:
+def _receive(communicator: Communicator, sources: Sequence[int], user: torch.cuda.Stream | None) -> HealedState:
+    """``user``: the stream on which the state will be used."""
     what = "receiving a state"
-    description = _receive_description(communicator, sources)
-    span, manifest = _read_description(description)
+    contents = _Contents.unpack(_receive_description(communicator, sources))
+    there = contents.span(True)
+    receiving, device_staging = None, torch.empty(0, dtype=torch.uint8)
+    if there.total:
+        if communicator.shelf is None or user is None:
+            raise CommunicatorError(f"rank {sources[0]} serves a state on a device, and this rank has none")
+        device_staging = room(communicator.shelf, there.total)
+        if device_staging.device.type != "cpu":
+            device_staging.record_stream(user)  # it is freed when ``user`` has been given the last copy, not done it
+        stripes = [device_staging[slice(*there.stripe(i, len(sources)))] for i in range(len(sources))]
+        receiving = Receiving(communicator, stripes, sources)
+        enqueued = communicator.call(what, receiving.enqueue)
+    here = contents.span(False)
+    staging = _receive_host(communicator, sources, here)
+    if receiving is not None:
+        enqueued.wait()
+        if odd := receiving.finish():
+            raise communicator.trouble(what, odd[0], "a block does not match its checksum")
+    places = {False: here.places(), True: there.places()}
+    stagings = {False: staging, True: device_staging}
+    return HealedState(contents.manifest, [stagings[kind][slice(*next(places[kind]))] for kind in contents.on_device])
+
+
+def _receive_host(communicator: Communicator, sources: Sequence[int], span: _Range) -> Tensor:
+    what = "receiving a state"
     staging = torch.empty(span.total, dtype=torch.uint8)
     arrivals: list[_Arrival] = []
     for index, source in enumerate(sources):
@@ -205,7 +281,7 @@ def _receive(communicator: Communicator, sources: Sequence[int]) -> HealedState:
             transfer.wait()
         if CHECK.unpack(as_bytes(arrival.check)) != (_checksum(arrival.block),):
             raise communicator.trouble(what, arrival.source, "a block does not match its checksum")
-    return HealedState(manifest, [staging[low:high] for low, high in span.places()])
+    return staging
 
 
 def _receive_description(communicator: Communicator, sources: Sequence[int]) -> bytes:

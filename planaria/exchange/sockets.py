@@ -7,6 +7,11 @@ abort: pending operations raise, the destructor has nothing to wait for, peers n
 stopped finds on waking that its connection is gone and so cannot write into buffers that were in use long
 ago.
 
+Only reading is shut down: gloo finds the end of the stream and closes the socket. Were writing shut down too, gloo
+might first read a peer's go-ahead for a message and fail to write it, and then the operation would be on none of the
+lists that it goes through when the connection ends: it would wait for ever (seen, once in some ten runs of the tests).
+The same becomes of a message that is half on its way; its thread is left behind.
+
 Gloo does not show its file descriptors. They are found in the process's table by address: a connection
 belongs to a life if one of its ends is a listening address of one of that life's gloo devices, which are
 never shared.
@@ -110,7 +115,7 @@ class Lines:
             self._shut()
 
     def cut(self) -> None:
-        """End all connections. Never waits for anything: a few system calls for every open file."""
+        """End all connections, see above. Never waits for anything: a few system calls for every open file."""
         with self._lock:
             self._cut = True
         self._shut()
@@ -131,4 +136,4 @@ class Lines:
                 ends = _ends(each)
                 if ends is not None and self._has(ends):
                     with contextlib.suppress(OSError):  # the other end may have gone first
-                        each.shutdown(socket.SHUT_RDWR)
+                        each.shutdown(socket.SHUT_RD)

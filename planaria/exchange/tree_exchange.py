@@ -51,7 +51,7 @@ class TreeExchange:
         self._terms: object = None  # the arguments of ``begin`` of which ``_plan`` was made
         self._plan: Plan | None = None
         self._engine: Engine
-        if communicator.device.type == "cpu":
+        if communicator.link is None:
             self._piece_bytes = piece_bytes or PIECE_BYTES
             self._engine = HostEngine(communicator, layout, self._piece_bytes, window)
         else:

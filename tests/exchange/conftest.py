@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from planaria.core.messages import Member, Quorum, QuorumId
 
@@ -27,11 +28,14 @@ LIMIT = 120.0  # seconds for any one answer: far above what a loaded machine nee
 class Process:
     """One rank. Commands run one at a time: ``tell`` one, then ``answer`` it."""
 
-    def __init__(self, context: multiprocessing.context.ForkServerContext, member: Member) -> None:
+    def __init__(
+        self, context: multiprocessing.context.ForkServerContext, member: Member, device: str, column: int = 0
+    ) -> None:
         self.member = member
         self.commands, theirs = context.Pipe()
         self.control, their_control = context.Pipe()
-        self.process = context.Process(target=exchange_rank.main, args=(member, theirs, their_control), daemon=True)
+        arguments = (member, theirs, their_control, device, column)
+        self.process = context.Process(target=exchange_rank.main, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         their_control.close()
@@ -93,9 +97,11 @@ class Process:
 
 
 class Cluster:
-    """A pool of ranks and the numbering of quorums."""
+    """A pool of ranks, all on CPUs or each on a GPU of its own, and the numbering of quorums."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.most = 4 if kind == "cpu" else torch.cuda.device_count()
         # The server that forks ranks imports torch once for all of them, if it finds our modules: it looks in the
         # environment for where they are (Python 3.11 does not tell it the path of its parent).
         path = [str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
@@ -108,18 +114,32 @@ class Cluster:
 
     def take(self, count: int) -> list[Process]:
         """``count`` ranks that are alive and idle."""
+        if count > self.most:
+            pytest.skip(f"needs {count} GPUs")
         for group in range(count):
             found = self._pool.get(group)
             if found is None or not found.alive or found.busy:
                 if found is not None and found.alive:
                     found.kill()
-                self._incarnations += 1
-                self._pool[group] = Process(self._context, Member(group, self._incarnations))
+                self._pool[group] = self.start(group)
         taken = [self._pool[group] for group in range(count)]
         for each in taken:
             each.ready()
             each.do("reset")
         return taken
+
+    def some(self, count: int) -> list[Process]:
+        """As many if there are GPUs enough; at least two."""
+        return self.take(min(count, self.most))
+
+    def start(self, group: int) -> Process:
+        self._incarnations += 1
+        device = "cpu" if self.kind == "cpu" else f"{self.kind}:{group}"
+        return Process(self._context, Member(group, self._incarnations), device)
+
+    def beside(self, rank: Process, column: int) -> Process:
+        """Another rank of the same group, on a CPU."""
+        return Process(self._context, rank.member, "cpu", column)
 
     def quorum(self, ranks: list[Process], store: str | None = None) -> Quorum:
         self._numbers += 1
@@ -149,8 +169,11 @@ class Cluster:
                 each.kill()
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
+GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPUS])])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    made = Cluster(request.param)
     yield made
     made.close()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import Node, children, root
-from planaria.exchange import healing
+from planaria.exchange import device_healing, healing
 from planaria.exchange.communicator import Communicator, Communicators, Transfer
 from planaria.exchange.healing import receive, serve
 from planaria.exchange.layout import Layout
@@ -38,13 +38,14 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Rank:
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, device: torch.device, column: int) -> None:
         self.member = member
+        self.device = device
         self.bell = Bell()
         self.news = False
         self.store = RendezvousStore("127.0.0.1")
         self.formed: dict[QuorumId, str | None] = {}
-        self.communicators = Communicators(member, "127.0.0.1", self.bell, self.on_formed)
+        self.communicators = Communicators(member, "127.0.0.1", self.bell, self.on_formed, column, device)
         self.exchanges: dict[tuple[QuorumId, tuple[int, ...]], TreeExchange] = {}
 
     def on_formed(self, quorum_id: QuorumId, error: str | None) -> None:
@@ -57,9 +58,11 @@ class Rank:
         return found
 
 
-def main(member: Member, commands: Connection, control: Connection) -> None:
+def main(member: Member, commands: Connection, control: Connection, device: str, column: int) -> None:
     torch.set_num_threads(1)
-    rank = Rank(member)
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    rank = Rank(member, torch.device(device), column)
 
     def listen() -> None:
         while True:
@@ -120,7 +123,7 @@ def expected(seed: int, shards: int, numels: tuple[int, ...]) -> list[Tensor]:
     return [sums(root(shards), seed, n) / shards for n in layout.buckets]
 
 
-true_checksum = healing._checksum
+true_checksums = healing._checksum, device_healing.checksum
 
 SMALL = {"bucket_bytes": 4096, "first_bucket_bytes": 512}
 
@@ -128,7 +131,7 @@ SMALL = {"bucket_bytes": 4096, "first_bucket_bytes": 512}
 def digest(tensors: list[Tensor]) -> str:
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -209,7 +212,7 @@ def exchange(
     own = nodes[communicator.rank]
     made = rank.exchanges.setdefault(key, TreeExchange(communicator, layout, piece_bytes=piece_bytes, window=3))
     for step in range(steps):
-        parts = [[sums(node, seed + step, numel) for node in own] for numel in layout.buckets]
+        parts = [[sums(node, seed + step, numel).to(rank.device) for node in own] for numel in layout.buckets]
         if poison is not None and own:
             parts[-1][0][poison] = float("inf")
         before = digest([part for bucket in parts for part in bucket])
@@ -233,9 +236,10 @@ def exchange(
     }
 
 
-def state(seed: int, scale: int = 1) -> list[Tensor]:
+def state(seed: int, scale: int = 1, device: torch.device | str = "cpu") -> list[Tensor]:
+    """Tensors of all kinds; two of them are in main memory whatever the device."""
     generator = torch.Generator().manual_seed(seed)
-    return [
+    made = [
         torch.randn(1000 * scale, 37, generator=generator),
         torch.tensor(seed),
         torch.empty(0, 5),
@@ -244,6 +248,7 @@ def state(seed: int, scale: int = 1) -> list[Tensor]:
         torch.arange(1001 * scale),
         torch.tensor(3.5, dtype=torch.float64),
     ]
+    return [tensor if i in (1, 5) else tensor.to(device) for i, tensor in enumerate(made)]
 
 
 def described(tensors: list[Tensor]) -> bytes:
@@ -261,13 +266,14 @@ def serve_state(
     manifest: bytes | None = None,
     corrupt: bool = False,
 ) -> None:
-    tensors = state(seed, scale)
+    tensors = state(seed, scale, rank.device)
     if corrupt:  # stands for a bit that flips on the way: the checksum is that of other bytes
         healing._checksum = lambda block: xxhash.xxh3_64_intdigest(memoryview(block.numpy())) ^ 1
+        device_healing.checksum = lambda block: true_checksums[1](block) ^ 1
     try:
         _serve(rank, quorum_id, sources, healers, tensors, manifest or described(tensors))
     finally:
-        healing._checksum = true_checksum
+        healing._checksum, device_healing.checksum = true_checksums
 
 
 def _serve(
@@ -288,7 +294,7 @@ def _serve(
 def serve_then_gather(
     rank: Rank, quorum_id: QuorumId, sources: tuple[int, ...], healers: tuple[int, ...], seed: int
 ) -> list[bytes]:
-    pending = serve(rank.communicator(quorum_id), state(seed), b"", sources, healers)
+    pending = serve(rank.communicator(quorum_id), state(seed, device=rank.device), b"", sources, healers)
     gathered = rank.communicator(quorum_id).gather(b"").wait(lambda: rank.news)
     pending.wait(lambda: rank.news)
     return gathered
@@ -297,7 +303,7 @@ def serve_then_gather(
 @command
 def receive_state(rank: Rank, quorum_id: QuorumId, sources: tuple[int, ...], healers: tuple[int, ...]) -> Any:
     healed = receive(rank.communicator(quorum_id), sources, healers).wait(lambda: rank.news)
-    return healed.manifest, [raw.numpy().tobytes() for raw in healed.tensors]
+    return healed.manifest, [raw.cpu().numpy().tobytes() for raw in healed.tensors]
 
 
 @command
@@ -306,6 +312,27 @@ def receive_and_compare(
 ) -> bool:
     healed = receive(rank.communicator(quorum_id), sources, healers).wait(lambda: rank.news)
     return all(
-        torch.equal(raw.view(want.dtype).reshape(want.shape), want)
+        torch.equal(raw.cpu().view(want.dtype).reshape(want.shape), want)
         for raw, want in zip(healed.tensors, state(seed, scale), strict=True)
     )
+
+
+@command
+def leave_little_room(rank: Rank, block_bytes: int, megabytes: float) -> None:
+    """From now on the device has so much memory more than it has given out."""
+    device_healing.DEVICE_BLOCK_BYTES = block_bytes
+    total = torch.cuda.get_device_properties(rank.device).total_memory
+    torch.cuda.empty_cache()
+    used = torch.cuda.memory_reserved(rank.device)
+    torch.cuda.set_per_process_memory_fraction((used + megabytes * 1e6) / total, rank.device)
+
+
+@command
+def where_healed_state_lies(
+    rank: Rank, quorum_id: QuorumId, sources: tuple[int, ...], healers: tuple[int, ...], seed: int, scale: int
+) -> set[str]:
+    """After comparing it."""
+    healed = receive(rank.communicator(quorum_id), sources, healers).wait(lambda: rank.news)
+    for raw, want in zip(healed.tensors, state(seed, scale), strict=True):
+        assert torch.equal(raw.cpu().view(want.dtype).reshape(want.shape), want)
+    return {raw.device.type for raw in healed.tensors}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planaria.core.tree import fold_plan, maximal_nodes, root
 from planaria.exchange import folding
-from planaria.exchange.folding import fold, landing
+from planaria.exchange.folding import Divisor, fold, fold_on_device, landing
 
 owners = st.integers(1, 12).flatmap(
     lambda shards: st.lists(st.integers(0, 3), min_size=shards, max_size=shards).map(tuple)
@@ -98,3 +98,37 @@ def test_multiplying_by_a_power_of_two_has_the_bits_of_dividing(divisor: int, se
     out = torch.empty(50)
     fold([values], (), divisor, out)
     assert torch.equal(out, values / divisor)
+
+
+DEVICES = [
+    "cpu",  # kernels are made of the same calls there
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 7, 8, 12])
+def test_kernels_give_the_same_bits(shards: int, device: str) -> None:
+    numel, mine = 1003, 1
+    leaf = [gradient(3, shard, numel) for shard in range(shards)]
+    owned = [[s for s in range(shards) if s * 5 % 3 == who] for who in range(3)]
+    nodes = [(node, who) for who in range(3) for node in maximal_nodes(owned[who], shards)]
+    operands = [node_sum(node, leaf.__getitem__).clone().to(device) for node, _ in nodes]
+    own = [i for i, (_, who) in enumerate(nodes) if who != mine]
+    before = [operand.clone() for operand in operands]
+    out, probe = torch.full((numel,), float("nan"), device=device), torch.empty((), device=device)
+    pairs = fold_plan([node for node, _ in nodes], shards)
+    divisor = Divisor(shards, torch.device(device))
+    fold_on_device(operands, pairs, divisor, out, own, lambda _: torch.empty(numel, device=device), probe)
+    assert torch.equal(out.cpu(), node_sum(root(shards), leaf.__getitem__) / shards)
+    assert probe.isfinite()
+    assert all(torch.equal(operands[i], before[i]) for i in range(len(nodes)) if i not in own)
+
+
+def test_a_probe_shows_what_is_not_finite() -> None:
+    probe = torch.empty(())
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        operands = [torch.ones(250), torch.ones(250)]
+        operands[1][249] = bad
+        fold_on_device(operands, ((0, 1),), Divisor(2, torch.device("cpu")), torch.empty(250), (), torch.empty, probe)
+        assert not probe.isfinite()

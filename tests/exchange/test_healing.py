@@ -32,13 +32,14 @@ def test_healers_get_the_bits_of_the_sources(cluster: Any, sources: tuple[int, .
 
 
 def test_many_blocks(cluster: Any) -> None:
-    ranks = cluster.take(3)
+    ranks = cluster.some(3)
     quorum_id = cluster.form(ranks)
-    roles = {"quorum_id": quorum_id, "sources": (0, 2), "healers": (1,), "seed": 5, "scale": 700}  # 110 MB
+    sources = (0, 2)[: len(ranks) - 1]
+    roles = {"quorum_id": quorum_id, "sources": sources, "healers": (1,), "seed": 5, "scale": 700}  # 110 MB
     ranks[1].tell("receive_and_compare", **roles)
-    ranks[0].tell("serve_state", **roles)
-    ranks[2].tell("serve_state", **roles)
-    assert [rank.answer() for rank in ranks] == [None, True, None]
+    for i in sources:
+        ranks[i].tell("serve_state", **roles)
+    assert [rank.answer() for rank in ranks] == [None, True, None][: len(ranks)]
 
 
 def test_a_source_is_killed_during_healing(cluster: Any) -> None:
@@ -83,16 +84,17 @@ def test_sources_that_do_not_agree_are_named(cluster: Any) -> None:
 
 
 def test_corrupted_bytes_are_noticed_and_their_source_named(cluster: Any) -> None:
-    ranks = cluster.take(3)
+    ranks = cluster.some(3)
+    *sources, healer = ranks
     quorum_id = cluster.form(ranks)
-    roles = {"quorum_id": quorum_id, "sources": (0, 1), "healers": (2,)}
-    ranks[0].tell("serve_state", seed=5, **roles)
-    ranks[1].tell("serve_state", seed=5, corrupt=True, **roles)
-    ranks[2].tell("receive_state", **roles)
-    failure = ranks[2].failure()
-    assert f"with rank 1, {ranks[1].member}, failed" in failure
+    roles = {"quorum_id": quorum_id, "sources": tuple(range(len(sources))), "healers": (len(sources),)}
+    for rank in sources:
+        rank.tell("serve_state", seed=5, corrupt=rank is sources[-1], **roles)
+    healer.tell("receive_state", **roles)
+    failure = healer.failure()
+    assert f"with rank {len(sources) - 1}, {sources[-1].member}, failed" in failure
     assert "does not match its checksum" in failure
-    for rank in ranks[:2]:
+    for rank in sources:
         rank.outcome()
 
 
@@ -119,3 +121,23 @@ def test_roles_that_make_no_sense(cluster: Any, sources: Any, healers: Any, what
     quorum_id = cluster.form(ranks)
     ranks[0].tell("serve_state", quorum_id=quorum_id, sources=sources, healers=healers, seed=1)
     assert what in ranks[0].failure()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("poor", [(0,), (1,), (0, 1)])
+def test_a_device_without_room_takes_the_memory_of_the_host(cluster: Any, poor: tuple[int, ...]) -> None:
+    if cluster.kind == "cpu":
+        pytest.skip("needs GPUs")
+    ranks = [cluster.start(group) for group in range(2)]  # what is done to their memory lasts
+    for rank in ranks:
+        rank.ready()
+    quorum_id = cluster.form(ranks)
+    for i, rank in enumerate(ranks):
+        rank.do("leave_little_room", block_bytes=4 << 20, megabytes=(400, 100)[i] if i in poor else 3000)
+    roles = {"quorum_id": quorum_id, "sources": (0,), "healers": (1,), "seed": 5, "scale": 2000}  # 312 MB
+    ranks[0].tell("serve_state", **roles)
+    ranks[1].tell("where_healed_state_lies", **roles)
+    assert ranks[1].answer() == ({"cpu"} if 1 in poor else {"cpu", "cuda"})
+    ranks[0].answer()
+    for rank in ranks:
+        rank.kill()
