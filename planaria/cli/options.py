@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.core.messages import REDUCTIONS, Policy
+from planaria.core.messages import PROMISES, REDUCTIONS, Policy
 from planaria.engines.devices import Gpus, find
 from planaria.engines.nodestream import DEFAULT_ADDRESS
 from planaria.errors import UsageError
@@ -49,6 +49,7 @@ class RunOptions:
     host: str | None = None
     nproc_per_group: int = 1
     device: str | None = None
+    exact: str | None = None
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
@@ -87,6 +88,8 @@ def check(options: RunOptions) -> None:
     _check_devices(options)
     if options.reduction not in REDUCTIONS:
         raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
+    if options.exact not in (None, *PROMISES):
+        raise UsageError(f"--exact {options.exact}: unknown; known promises: {', '.join(PROMISES)}")
     if not _NAME.fullmatch(options.job):
         raise UsageError(f"--job {options.job!r}: a job's name has letters, digits, dots, dashes and underscores only")
     split_address(options.group_addr, "--group-addr")

@@ -58,6 +58,10 @@ def run(
         str, _option("--policy", help="For a lost group's shards: redistribute or shrink.")
     ] = "redistribute",
     reduction: Annotated[str, _option("--reduction", help="tree (bit-exact) or fast.")] = "tree",
+    exact: Annotated[
+        str | None,
+        _option("--exact", help="bits or samples: what is promised; default: what the script says, else bits on CPUs."),
+    ] = None,
     checkpoint: Annotated[
         Path | None,
         _option("--checkpoint", help="Directory for durable checkpoints; the job starts from the newest one in it."),
@@ -137,6 +141,7 @@ def run(
         host=host,
         nproc_per_group=nproc_per_group,
         device=device,
+        exact=exact,
         nnodes=nnodes,
         node_rank=node_rank,
         group_addr=group_addr,

@@ -150,6 +150,7 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         host=host,
         nproc=options.nproc_per_group,
         device=options.device,
+        exact=options.exact,
         checkpoint=options.checkpoint,
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,

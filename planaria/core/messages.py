@@ -65,6 +65,7 @@ class Policy(Enum):
 
 
 REDUCTIONS = ("tree", "fast")  # fixed brackets, so bit-exact; or each member's own sums first. The default first.
+PROMISES = ("bits", "samples")  # about the result: see planaria.torch.exactness
 
 
 class Phase(Enum):

@@ -34,6 +34,7 @@ class Launch:
     node: int = 0  # the number of this node among them
     master: str = "127.0.0.1"  # where the groups' nodes reach node 0
     device: str | None = None  # cpu, cuda, or what there is
+    exact: str | None = None  # what is promised: bits, samples, or what the script says
     checkpoint: Path | None = None  # directory of durable checkpoints; absolute
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
@@ -95,6 +96,7 @@ class Launch:
         optional = {
             "PLANARIA_SHARDS": self.shards,
             "PLANARIA_DEVICE": self.device,
+            "PLANARIA_EXACT": self.exact,
             "PLANARIA_CHECKPOINT": self.checkpoint,
             "PLANARIA_CHECKPOINT_EVERY": self.checkpoint_every,
             "PLANARIA_CHECKPOINT_KEEP": self.checkpoint_keep,

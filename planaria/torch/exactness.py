@@ -12,11 +12,11 @@ import os
 
 import torch
 
-from planaria.core.messages import REDUCTIONS, Policy
+from planaria.core.messages import PROMISES, REDUCTIONS, Policy
 from planaria.errors import UsageError
 from planaria.torch.settings import Settings
 
-BITS, SAMPLES = "bits", "samples"
+BITS, SAMPLES = PROMISES
 
 
 def choose(wanted: str | None, settings: Settings, device: torch.device) -> str:

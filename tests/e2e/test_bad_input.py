@@ -40,6 +40,7 @@ def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
         (("run", "--policy", "hope", str(TRAIN)), "hope"),
         (("run", "--reduction", "magic", str(TRAIN)), "magic"),
         (("run", "--nproc-per-group", "0", str(TRAIN)), "nproc"),
+        (("run", "--exact", "most", str(TRAIN)), "known promises: bits, samples"),
         (("status", "--lighthouse", "127.0.0.1:1"), "127.0.0.1:1"),
         (("chaos", "no_such_script.py"), "no_such_script.py"),
         (("chaos", str(TRAIN), "--kinds", "earthquake"), "earthquake"),
