@@ -24,7 +24,7 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_dim, self.theta = shape.head_dim, shape.theta
-        self.context: DeviceMesh | None = None
+        self.context: Context | None = None
         self.q = nn.Linear(shape.dim, shape.heads * shape.head_dim, bias=False)
         self.k = nn.Linear(shape.dim, shape.kv_heads * shape.head_dim, bias=False)
         self.v = nn.Linear(shape.dim, shape.kv_heads * shape.head_dim, bias=False)
@@ -32,9 +32,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for w in (self.q, self.k, self.v))
-        positions = places(q.shape[2], self.context, q.device)
+        here = torch.arange(q.shape[2], device=q.device) if self.context is None else self.context.places(q.device)
         angle = torch.outer(
-            positions.float(), self.theta ** (-torch.arange(0, self.head_dim, 2, device=q.device) / self.head_dim)
+            here.float(), self.theta ** (-torch.arange(0, self.head_dim, 2, device=q.device) / self.head_dim)
         )
         heads = attend(rotate(q, angle), rotate(k, angle), v, self.context)
         out: Tensor = self.o(heads.transpose(1, 2).flatten(2))
@@ -49,40 +49,46 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-def places(length: int, context: DeviceMesh | None, device: torch.device) -> Tensor:
-    """Positions in the sequence of the ``length`` tokens that this rank has. Context parallelism over ``n`` ranks cuts
-    a sequence into ``2 n`` pieces and gives rank ``r`` the pieces ``r`` and ``2 n - 1 - r``: under the causal mask
-    early pieces are cheap and late ones dear, so each rank has the same work (Llama 3, arXiv 2407.21783, 3.3.2)."""
-    if context is None:
-        return torch.arange(length, device=device)
-    piece = length // 2
-    first, second = context.get_local_rank(), 2 * context.size() - 1 - context.get_local_rank()
-    return torch.cat([torch.arange(p * piece, (p + 1) * piece, device=device) for p in (first, second)])
+class Context:
+    """This rank's part of a sequence of ``length`` tokens that is shared by the ranks of ``mesh``.
+
+    ``n`` ranks cut it into ``2 n`` pieces, and rank ``r`` has the pieces ``r`` and ``2 n - 1 - r``: under the causal
+    mask early pieces are cheap and late ones dear, so each rank has the same work (Llama 3, arXiv 2407.21783, 3.3.2).
+    """
+
+    def __init__(self, mesh: DeviceMesh, length: int) -> None:
+        rank, count = mesh.get_local_rank(), 2 * mesh.size()
+        self.mesh, self.piece = mesh, length // count
+        self.numbers = (rank, count - 1 - rank)
+        # Made here, because torch.compile cannot make them.
+        self.masks = tuple(causal_lower_right(self.piece, (number + 1) * self.piece) for number in self.numbers)
+
+    def places(self, device: torch.device) -> Tensor:
+        """Positions in the sequence of the tokens that this rank has."""
+        return torch.cat([torch.arange(self.piece, device=device) + number * self.piece for number in self.numbers])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, context: DeviceMesh | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, context: Context | None) -> Tensor:
     """Causal attention of ``q [b, heads, t, head_dim]`` to ``k, v [b, kv_heads, t, head_dim]``. With ``context``, keys
     and values are gathered from its ranks (as Llama 3 did: with grouped queries they are small), and each of the two
     pieces of ``q`` attends to all that comes before it."""
     if context is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    keys, values = gathered(k, context), gathered(v, context)
-    piece = q.shape[2] // 2
+    keys, values = gathered(k, context.mesh), gathered(v, context.mesh)
     outs = []
-    for index, number in enumerate((context.get_local_rank(), 2 * context.size() - 1 - context.get_local_rank())):
-        query, stop = q[:, :, index * piece : (index + 1) * piece], (number + 1) * piece
-        mask = causal_lower_right(piece, stop)
+    for query, number, mask in zip(q.chunk(2, dim=2), context.numbers, context.masks, strict=True):
+        stop = (number + 1) * context.piece
         outs.append(
             F.scaled_dot_product_attention(query, keys[:, :, :stop], values[:, :, :stop], mask, enable_gqa=True)
         )
     return torch.cat(outs, dim=2)
 
 
-def gathered(x: Tensor, context: DeviceMesh) -> Tensor:
+def gathered(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """The whole sequence, in order, from the two pieces that each rank has; its gradient is summed over the ranks."""
-    sharded = DTensor.from_local(x, context, [Shard(2)], run_check=False)
+    sharded = DTensor.from_local(x, mesh, [Shard(2)], run_check=False)
     pieces: Tensor = sharded.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-    pieces = pieces.unflatten(2, (context.size(), 2, -1))  # type: ignore[no-untyped-call]
+    pieces = pieces.unflatten(2, (mesh.size(), 2, -1))  # type: ignore[no-untyped-call]
     return torch.cat((pieces[:, :, :, 0], pieces[:, :, :, 1].flip(2)), dim=2).flatten(2, 3)
 
 

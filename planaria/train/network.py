@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from planaria.train.config import Config
-from planaria.train.model import initialise, loss_of, places
-from planaria.train.parallel import DTYPES, along, data_mesh, make_part, stages_of
+from planaria.train.model import initialise, loss_of
+from planaria.train.parallel import DTYPES, along, context_of, data_mesh, make_part, stages_of
 from planaria.train.shapes import Shape
 
 _SCHEDULES: dict[str, Any] = {
@@ -36,7 +36,7 @@ class Network:
         self, config: Config, shape: Shape, mesh: DeviceMesh | None, device: torch.device, micro_batches: int
     ) -> None:
         self._shape, self._device, self._micro_batches = shape, device, micro_batches
-        self._mesh, self._pipe, self._context = mesh, along(mesh, "pp"), along(mesh, "cp")
+        self._mesh, self._pipe, self._context = mesh, along(mesh, "pp"), context_of(config, mesh)
         self._half = DTYPES[config.training.mixed_precision_param]
         self._autocast = self._half != torch.float32 and data_mesh(mesh) is None  # FSDP casts by itself
         self._stages = stages_of(config, shape, self._pipe)
@@ -103,4 +103,4 @@ class Network:
         x = x.to(self._device, non_blocking=True)
         if self._context is None:
             return x
-        return x[:, places(x.shape[1] // self._context.size(), self._context, self._device)]
+        return x[:, self._context.places(self._device)]

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from planaria.train.config import Config
-from planaria.train.model import Block, Llama
+from planaria.train.model import Block, Context, Llama
 from planaria.train.shapes import Shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -66,6 +66,12 @@ def stages_of(config: Config, shape: Shape, pipe: DeviceMesh | None) -> list[tup
     return [(index, range(starts[index], starts[index + 1])) for index in mine]
 
 
+def context_of(config: Config, mesh: DeviceMesh | None) -> Context | None:
+    """This rank's part of every sequence; None: the whole."""
+    shared = along(mesh, "cp")
+    return None if shared is None else Context(shared, config.training.seq_len)
+
+
 def make_part(config: Config, shape: Shape, blocks: range, mesh: DeviceMesh | None, device: torch.device) -> Llama:
     """These blocks, spread and with memory, but not yet filled. The order is that in which each sees what the one
     before made: tensor parallelism, recomputation, compilation, sharding."""
@@ -75,7 +81,7 @@ def make_part(config: Config, shape: Shape, blocks: range, mesh: DeviceMesh | No
         _tensor_parallel(part, tensor)
     for block in part.blocks.values():
         assert isinstance(block, Block)
-        block.attention.context = along(mesh, "cp")
+        block.attention.context = context_of(config, mesh)
         _recompute(block, config.activation_checkpoint.mode)
         if config.compile.enable:
             made = torch.compile(block.forward, fullgraph=True, backend=config.compile.backend)

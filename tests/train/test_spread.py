@@ -32,7 +32,6 @@ CASES: dict[int, list[tuple[dict[str, int], bool, list[str]]]] = {
         ({"pp": 2}, False, [PIPE, GPIPE]),
         ({"pp": 2}, False, [PIPE, INTERLEAVED]),
         ({"cp": 2}, False, [CONTEXT]),
-        ({"tp": 2}, False, [TENSOR, "--compile.enable", "--compile.backend=aot_eager"]),
     ],
     4: [
         ({"fsdp": 2, "tp": 2}, False, [TENSOR]),
@@ -40,7 +39,8 @@ CASES: dict[int, list[tuple[dict[str, int], bool, list[str]]]] = {
         ({"fsdp": 2, "cp": 2}, False, [CONTEXT]),
         ({"pp": 2, "fsdp": 2}, False, [PIPE]),
         ({"pp": 2, "tp": 2}, False, [PIPE, TENSOR]),
-        ({"cp": 2, "tp": 2}, False, [CONTEXT, TENSOR]),
+        # Compiled without generating code, which takes a minute: what is traced is the same.
+        ({"cp": 2, "tp": 2}, False, [CONTEXT, TENSOR, "--compile.enable", "--compile.backend=aot_eager"]),
     ],
 }
 # Sums in another order differ in their last bits (1e-7), and Adam's first step makes more of it: it moves a weight by
