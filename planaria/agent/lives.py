@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planaria.agent.proc import describe
-from planaria.agent.ranklife import RankLife, culprit
+from planaria.agent.ranklife import RankLife, culprit, suspicious
 from planaria.core.exits import EXIT_BAD_INPUT
 from planaria.core.liveness import JobTimes, ProgressWatch
 from planaria.core.messages import NO_QUORUM, Member, Phase, Pulse, QuorumId
@@ -87,13 +87,15 @@ class Life:
 
     def look(self, now: float) -> str | None:
         """Poll the pages and the process table; a sentence if a rank is suspicious."""
-        suspects = [(rank, why) for rank in self.ranks if (why := rank.look(now)) is not None]
+        for rank in self.ranks:
+            rank.look(now)
         if self.adopted and not self.settled and self.view is not None and self.view.phase in _AT_WORK:
             self.settled, self.settle_seconds = True, now - self.created
-        if not suspects:
+        found, why = suspicious([rank for rank in self.ranks if not rank.over], now)
+        if found is None:
             return None
-        self.suspect, why = suspects[0]
-        return self.named(self.suspect, why)
+        self.suspect = found
+        return self.named(found, why)
 
     def last_look(self) -> None:
         """Read the pages to their end and let go of them: the processes are dead."""

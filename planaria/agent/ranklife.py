@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,11 @@ class RankLife:
     told: ProgressSample | None = None  # from there, and not looked at yet
     remains: Remains | None = None  # there
 
-    def look(self, now: float) -> str | None:
-        """Poll the page and the process table; a sentence if the rank is suspicious. Without a page nothing is known of
-        its progress, and it may load data for as long as it likes."""
+    def look(self, now: float) -> None:
+        """Poll the page and the process table. Without a page nothing is known of its progress, and it may load data
+        for as long as it likes."""
         if (sample := self.sample()) is not None:
             self.watch.observe(now, sample)
-        return None if self.over else self.watch.verdict(now)
 
     def sample(self) -> ProgressSample | None:
         """What is seen of it now; None if nothing is, or from another node has come nothing new."""
@@ -74,7 +74,7 @@ class RankLife:
         """Whether it must be killed because its group is lost. One that is ending by itself is only noted."""
         if self.over or self.killed:
             return False
-        self.was_exiting = self.was_exiting or (not self.away and is_exiting(self.pid))
+        self.was_exiting = self.was_exiting or (self.pid > 0 and not self.away and is_exiting(self.pid))
         self.killed = not self.was_exiting
         return True
 
@@ -112,3 +112,18 @@ def culprit(ranks: list[RankLife], first: RankLife | None) -> RankLife:
         died = [rank for rank in ranks if rank.was_exiting and rank.returncode is not None and rank.returncode < 0]
         return died[0] if died and (first.returncode or 0) > 0 else first
     return next((rank for rank in ranks if rank.returncode == EXIT_INTERRUPTED), ranks[0])
+
+
+def suspicious(ranks: Sequence[RankLife], now: float) -> tuple[RankLife | None, str]:
+    """The rank of a group that seems to stand still, and why; None if none does."""
+    for rank in ranks:
+        if (why := rank.watch.frozen(now)) is not None:
+            return rank, why
+    # One that waits in a collective for another rank of its group looks like one that hangs. So while any of them has
+    # work of its own and is within what that may take (it saves, say), nobody is accused.
+    if any(rank.watch.judged and rank.watch.silent(now) is None for rank in ranks):
+        return None, ""
+    for rank in ranks:
+        if (why := rank.watch.silent(now)) is not None:
+            return rank, why
+    return None, ""

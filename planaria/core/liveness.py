@@ -186,6 +186,15 @@ class ProgressWatch:
 
     def verdict(self, now: float) -> str | None:
         """None if all is well, else a sentence that says why the rank is suspected."""
+        return self.frozen(now) or self.silent(now)
+
+    @property
+    def judged(self) -> bool:
+        """Whether it is in a phase in which it is expected to get on by itself."""
+        return self._last is not None and self._training(self._last.phase) is not None
+
+    def frozen(self, now: float) -> str | None:
+        """Why the process as a whole does not run, if it does not."""
         sample = self._last
         if sample is None:
             return None
@@ -198,6 +207,14 @@ class ProgressWatch:
                 f"no sign of life from the control thread for {silence:.1f} s ({control.describe()}): "
                 "the process is frozen, or something keeps the interpreter lock"
             )
+        return None
+
+    def silent(self, now: float) -> str | None:
+        """Why its training thread seems to hang, if it does."""
+        sample = self._last
+        if sample is None:
+            return None
+        at = self._clock.at(now)
         training, silence = self._training(sample.phase), at - self._training_at
         if training is not None and silence > training.limit:
             return f"no progress while {_DOING[sample.phase]} for {silence:.1f} s ({training.describe()})"

@@ -45,11 +45,12 @@ def _total_norm(gradients: list[Tensor], norm_type: float) -> Tensor:
         full = [each for each in _local(same) if each.numel()]
         # In fp32 whatever the gradients are: the square of a norm leaves the range of a half soon.
         norms = torch._foreach_norm(full, norm_type, dtype=torch.float32) if full else ()
-        # A rank may hold nothing of a gradient, but it has its part in the collectives.
-        totals.setdefault(spread, [torch.zeros((), device=same[0].device)]).extend(norms)
+        totals.setdefault(spread, []).extend(norms)
     parts = []
     for groups, of in totals.items():
-        part = torch.linalg.vector_norm(torch.stack([norm.to(of[0].device) for norm in of]), norm_type)
+        # A rank may hold nothing of these gradients, but it has its part in the collectives.
+        every = [norm.to(of[0].device) for norm in of] or [torch.zeros((), device=gradients[0].device)]
+        part = torch.linalg.vector_norm(torch.stack(every), norm_type)
         for group in groups:
             part = _over(part, norm_type, group)
         parts.append(part)

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from planaria.agent.lives import Life, Lives, ended_state, failure_of
 from planaria.agent.proc import describe, state_of
+from planaria.agent.ranklife import suspicious
 from planaria.agent.recovery import RecoveryTimes
 from planaria.core.messages import NO_QUORUM, Adopted, Member, Phase, QuorumId
 from planaria.core.plan import GroupState
@@ -236,3 +238,36 @@ def test_old_quorums_say_nothing() -> None:
     times.adopted(Adopted(A, QuorumId(1, 9), 4))
     times.adopted(Adopted(A, QuorumId(2, 5), 4))
     assert times.closed(lambda member: [(5, time.monotonic_ns())]) == []
+
+
+@dataclass
+class Watched:
+    """What is known of one rank at one moment."""
+
+    frost: str | None = None
+    silence: str | None = None
+    judged: bool = True
+
+    def frozen(self, now: float) -> str | None:
+        return self.frost
+
+    def silent(self, now: float) -> str | None:
+        return self.silence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "accused"),
+    [
+        ([Watched(), Watched(silence="hangs")], None),  # rank 0 saves, rank 1 waits for it in a collective
+        ([Watched(judged=False), Watched(silence="hangs")], 1),  # rank 0 waits for other groups: nobody is at work
+        ([Watched(silence="hangs"), Watched(silence="hangs")], 0),
+        ([Watched(), Watched(frost="stopped")], 1),  # a stopped process is never waiting for anybody
+        ([Watched(), Watched()], None),
+    ],
+)
+def test_who_of_a_group_is_accused(tmp_path: Path, ranks: list[Watched], accused: int | None) -> None:
+    life = Lives().begin(A, [tmp_path / str(number) for number in range(len(ranks))], 0.0)
+    for rank, watched in zip(life.ranks, ranks, strict=True):
+        rank.watch = watched  # type: ignore[assignment]
+    found, _ = suspicious(life.ranks, 1.0)
+    assert (None if found is None else found.rank) == accused
