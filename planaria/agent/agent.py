@@ -233,6 +233,8 @@ class Agent:
         return life is not None and life.alive and life.first_bad is None
 
     def _on_report(self, report: Report) -> None:
+        if isinstance(report, Ready) and (life := self.lives.of(report.member)) is not None:
+            report = replace(report, looked=life.run)
         self.link.tell(report)
         self.told.record(report)
         match report:
@@ -347,19 +349,20 @@ class Agent:
         return max(_LEAST_PATIENCE, min(seen)) if seen else self.assignment.plan.suspect_patience
 
     def _start(self, member: Member, now: float) -> None:
-        if member.incarnation > 0:
+        before = self.lives.groups.get(member.group)
+        if before is not None and not before.makes_way:
             self.replacements.append(now)
         assignment = self.assignment
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
         life = self.lives.begin(member, directories, now, assignment.ranks_here)
-        life.founder = not self._others_hold_the_state()
+        life.founder, life.run = not self._others_hold_the_state(), self.orders.run
         self.engine.create(member.group, member.incarnation, life.founder)
 
     def _others_hold_the_state(self) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""
         quorum = self.orders.quorum
         elsewhere = any(member.group not in self.lives.groups for member in quorum.members) if quorum else False
-        return elsewhere or any(life.adopted and not life.fell for life in self.lives.alive())
+        return elsewhere or any(life.adopted and not (life.fell or life.makes_way) for life in self.lives.alive())
 
     def _delete(self, life: Life, signum: int) -> None:
         life.asked_to_end = life.asked_to_end or signum == signal.SIGTERM

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal as signals
 
-from planaria.core.ledger import Ledger
+from planaria.core.founding import Founding
 from planaria.core.messages import Desired, JobSpec, Kill
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 
 
-class Wishes(Ledger):
+class Wishes(Founding):
     """Each verb returns effects, or raises ValueError with a sentence for people and changes nothing."""
 
     def drain(self, group: int, now: float) -> list[Effect]:
@@ -43,10 +43,10 @@ class Wishes(Ledger):
 
     def evict(self, group: int, now: float) -> list[Effect]:
         """The operator says that ``group`` is dead, so no majority needs to wait for it. Raises ValueError with a
-        sentence if neither another group nor a checkpoint holds the job's state."""
+        sentence if no other group holds the job's state, and no checkpoints of it are written."""
         view = self._need(group)
         held = any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values())
-        if self.founded and not held and not self.durable:
+        if self.founded and not held and not self.saves:
             raise ValueError(f"group {group} is the only one that holds the state; evicting it would end the job")
         self._begin(now)
         view.state, view.note, view.evicted = State.DEAD, "evicted by an operator", True
