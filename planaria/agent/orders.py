@@ -136,7 +136,7 @@ class Orders:
             self._agent.events.add("scale", f"the job is to have {order.groups} groups")
 
     def _resume(self, order: Resume) -> None:
-        if order.run > self.run:
+        if order.run >= self.run:
             self.run, self.quorum = order.run, None  # its members are gone
             self._agent.recoveries.forget()
         for life in self._agent.lives.alive():
