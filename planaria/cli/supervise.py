@@ -46,6 +46,7 @@ _SHOWN = frozenset(
         "stop",
         "suspect",
         "unsaved",
+        "unshared",
     }
 )
 # People read a changing view a few times a second.

@@ -56,7 +56,7 @@ class Checker:
         parting: bool = False,
     ) -> None:
         self.calm = calm  # nothing fails in this run, but changes may be asked for
-        self.parting = parting  # planned changes are asked for, under the policy shrink
+        self.parting = parting  # under the policy shrink, changes are asked for or the job may begin again
         self.steady = steady  # no member and no link between members fails in this run
         self.start = START
         self.shards = shards
@@ -202,6 +202,7 @@ class Checker:
         if self.policy is Policy.REDISTRIBUTE and weights != self.reference[-1]:
             self.fail(f"{member} finished with a state that is not that of the quiet run")
         # Under the policy shrink a planned change can part the members just as a false alarm does: each part then goes
-        # on with its own samples until one of them hears that it was fenced. That is what the user has chosen.
+        # on with its own samples until one of them hears that it was fenced. And a step that is made again after all
+        # was lost may have other samples than before. That is what the user has chosen.
         if len(set(self.finishers.values())) > 1 and not self.parting:
             self.fail(f"finished members hold different states: {self.finishers}")

@@ -149,8 +149,9 @@ def _with_checkpoints(shape: Scenario) -> Scenario:
             moment = rng.choice(SAVING)
             fault = replace(fault, on=moment, whose=-1, nth=rng.randint(1, 6))
         faults.append(replace(fault, seconds=round(spread, 4)))
-    if any(fault.kind == "kill everything" for fault in faults):
-        # Nobody is left who knows of groups that were added, and they are waited for until an operator evicts them.
+    if any(fault.kind in ("kill all agents", "kill everything") for fault in faults):
+        # If the lighthouse dies too, nobody is left who knows of groups that were added, and they are waited for until
+        # an operator evicts them.
         faults = [fault for fault in faults if fault.kind != "scale"]
     rng.shuffle(faults)
     return replace(shape, save_every=rng.randint(1, max(1, shape.steps // 2)), faults=tuple(faults))

@@ -62,7 +62,8 @@ class World:
             config.policy,
             calm=all(f.kind in PLANNED for f in config.faults),
             steady=all(f.kind in CONTROL_FAULTS for f in config.faults),
-            parting=config.policy is Policy.SHRINK and any(f.kind in PLANNED for f in config.faults),
+            parting=config.policy is Policy.SHRINK
+            and (config.save_every > 0 or any(f.kind in PLANNED for f in config.faults)),
         )
         self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
         self.store = Store()
