@@ -154,7 +154,9 @@ class Attendance:
         view = self.groups.get(member.group)
         if view is None:
             return member in self.buried
-        return view.member.incarnation > member.incarnation or view.state in CERTAINLY_GONE
+        if view.member == member:
+            return view.state in CERTAINLY_GONE
+        return view.member.incarnation > member.incarnation  # an earlier one says nothing of it
 
     def certain(self, member: Member) -> bool:
         """Whether a member's silence needs no majority: it is dead, or its own agent keeps it out."""

@@ -315,6 +315,9 @@ class Lighthouse(Wishes):
         """Whether a quorum of ``live`` can be made: False if somebody in it may be settled, True if it has to begin
         with the newest complete states there are; None if it must not be made, at least not now."""
         if not self.founded:
+            if base.id.epoch != self.epoch and self.saves is not False and all(self.seen.over(m) for m in base.members):
+                self._all_lost()  # an earlier life of the lighthouse made it, and nobody lives to tell how far it got
+                return None
             if self._can_begin(live):
                 return True
             # Nothing to lose yet: start afresh when they are back.

@@ -170,6 +170,8 @@ class Supervisor:
                     trainer = ward.trainer
                     trainer.process.after(SOCKET_TIME, lambda: trainer.hear(quorum))
             case Refuse(member, reason):
+                if self.world.config.shared:
+                    self.world.checker.fail(f"all members are alike and see the same disk, but {reason}")
                 if (ward := self._ward(member)) is not None:
                     ward.wanted = False
                     self._end(ward, f"refused: {reason}")

@@ -81,7 +81,7 @@ class Trainer:
         self.address = f"{node}:{member.group}.{member.incarnation}"
         self.speed = speed  # shards per unit of time, relative
         self.process = Process(world.kernel, f"group {member.group}.{member.incarnation}")
-        self.process.on_death.append(lambda: world.fabric.gone(self))
+        self.process.on_death += [lambda: world.fabric.gone(self), lambda: world.died(self)]
         self.tell = tell
         self.phase = Phase.STARTING
         self.weights = world.checker.start

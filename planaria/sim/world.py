@@ -76,6 +76,7 @@ class World:
         self.evicted = self.checker.evicted
         self._disks: dict[str, Disk] = {}
         self.last_fault_at = 0.0
+        self.left = 0  # step of the newest checkpoint when the last holder of the state died
         self._incarnations: dict[int, int] = {}
         self._waiting: list[Fault] = []  # faults that wait for an event
         self._seen: dict[tuple[str, int], int] = {}
@@ -234,12 +235,19 @@ class World:
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""
         if not any(s.settled for s in standings):
-            self.checker.starts(quorum, max(s.step for s in standings))
+            top = max(s.step for s in standings)
+            self.checker.starts(quorum, top)
+            if top < self.left and not any(s.under != NO_QUORUM for s in standings):
+                self.checker.fail(f"{quorum.id} begins at step {top}, but the last to die left step {self.left}")
         latest = quorum.id == self.checker.quorums[-1].id  # or else who was stopped just ends an old roll call
         if latest and not any(s.settled or s.step for s in standings):
             for veteran in self.veterans():
                 if veteran.stepper.step and veteran.member not in quorum.members:
                     self.checker.fail(f"{quorum.id} starts afresh, but {veteran.describe()} has a state")
+
+    def died(self, trainer: Trainer) -> None:
+        if self.config.shared and trainer.stepper.settled and not self.holders():
+            self.left = self._newest_checkpoint()
 
     def begins(self, run: QuorumId) -> None:
         """All is lost, and the job is to begin again."""
