@@ -49,8 +49,6 @@ class Founding(Ledger):
         """A group is there, with whatever it found on the disk."""
         self.saves = self.saves or report.saves
         self.durable = max(self.durable, report.step)
-        if self._first_ready_at is None and report.looked >= self._run:
-            self._first_ready_at = self.seen.at
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -61,8 +59,10 @@ class Founding(Ledger):
             # They were started while others held the state, and nobody does any more: others will come in their place.
             self._have_looked(late, "nobody holds the state of the job any more")
             ready = [g for g in ready if self._looked(g)]
-        if self.spec is None or self._first_ready_at is None or not ready or self.complete:
+        if self.spec is None or not ready or self.complete:
             return
+        if self._first_ready_at is None:
+            self._first_ready_at = self.seen.at
         overdue = self.seen.at >= self._first_ready_at + self._founding_grace()
         if len(ready) < self.spec.groups and (not overdue or len(ready) < self.spec.min_groups):
             return

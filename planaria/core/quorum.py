@@ -322,7 +322,7 @@ class Lighthouse(Wishes):
                 return True
             # Nothing to lose yet: start afresh when they are back.
             self._take(None)
-            self._first_ready_at = self._first_ready_at if live else None
+            self._first_ready_at = None
             self._found()
             return None
         untouched = self._untouched or set()
