@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +65,8 @@ class Assignment:
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
     ranks_here: int = 1  # of those, on this node
+    name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
+    following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
 
     @property
     def is_last(self) -> bool:
@@ -104,7 +106,7 @@ class Agent:
         self.orders = Orders(self)
         self.ends = Ends(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
-        self._name = f"{assignment.host}-{uuid.uuid4().hex[:8]}"
+        self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
         self._stopping = 0  # the signal that asked for an orderly end
         self._outcome: tuple[int, str] | None = None
@@ -263,7 +265,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         spec = replace(self.assignment.spec, groups=self.orders.total)
-        return Hello(self._name, self.assignment.host, spec)
+        return Hello(self.name, self.assignment.host, spec)
 
     # --- looking and acting ----------------------------------------------------------------------------------
 
@@ -353,6 +355,8 @@ class Agent:
         if before is not None and not before.makes_way:
             self.replacements.append(now)
         assignment = self.assignment
+        if before is None:
+            member = Member(member.group, assignment.following.get(member.group, 0))
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
         life = self.lives.begin(member, directories, now, assignment.ranks_here)
         life.founder, life.run = not self._others_hold_the_state(), self.orders.run

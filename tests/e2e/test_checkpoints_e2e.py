@@ -106,6 +106,32 @@ def test_a_checkpoint_of_which_nobody_lived_to_tell(tmp_path: Path, quiet: Quiet
         assert begins(*runs) == [1, 1, 11, 11]
 
 
+def test_all_agents_are_killed_and_started_again(tmp_path: Path, quiet: Quiet) -> None:
+    args, where = ("--steps", "200", "--pause", "0.005"), tmp_path / "checkpoints"
+    with lighthouse(tmp_path) as address:
+        for life in (0, 1):
+            with ExitStack() as stack:
+                runs = [
+                    stack.enter_context(
+                        Run(tmp_path / f"run{i}", *args, groups=2, options=(*part(address, i), *saving(where, 20)))
+                    )
+                    for i in (0, 1)
+                ]
+                if not life:
+                    runs[0].until(lambda: newest(where) >= 20, "a checkpoint")
+                    for run in runs:
+                        assert run._run._process is not None
+                        run._run._process.kill()
+                    continue
+                for run in runs:
+                    assert run.end() == 0, run.log()
+                    assert run.digests() == {quiet(*args)}
+                    later = [x for m, x in run.watch.lives.items() if m.incarnation > 0 and x.commits]
+                    assert later and all(x.commits[0].step > 20 for x in later), (
+                        "a new incarnation, from the checkpoint"
+                    )
+
+
 def test_two_agents_that_do_not_see_the_same_directory(tmp_path: Path, quiet: Quiet) -> None:
     args = ("--steps", "60", "--pause", "0.01")
     with lighthouse(tmp_path) as address, ExitStack() as stack:
