@@ -91,6 +91,7 @@ class Trainer:
         config = world.config
         self.saver = Saver(self, world.disk_of(node), config.save_every) if config.save_every else None
         self.founder = founder
+        self.veteran = False  # it has held a state that counts
         self.origin = 0
         self.ready = Ready(member, self.address, (), str(self.weights), config.shards, config.steps)
         self.stepper = world.stepper(self.ready, config.policy, config.groups)
@@ -160,6 +161,7 @@ class Trainer:
                 case core.Drop(id):
                     self.world.fabric.drop(self, id)
                 case core.Tell(report):
+                    self.veteran = self.veteran or self.stepper.settled
                     self.tell(report)
 
     # --- the training thread ---------------------------------------------------------------------------------

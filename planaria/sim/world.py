@@ -237,7 +237,8 @@ class World:
         if not any(s.settled for s in standings):
             top = max(s.step for s in standings)
             self.checker.starts(quorum, top)
-            if top < self.left and not any(s.under != NO_QUORUM for s in standings):
+            # A member that was fenced may hold an older state. It is right too, and needs no disk.
+            if top < self.left and not any(self.trainers[m].veteran for m in quorum.members):
                 self.checker.fail(f"{quorum.id} begins at step {top}, but the last to die left step {self.left}")
         latest = quorum.id == self.checker.quorums[-1].id  # or else who was stopped just ends an old roll call
         if latest and not any(s.settled or s.step for s in standings):
