@@ -9,7 +9,7 @@ import pytest
 from planaria.core import stepper as core
 from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId
 from planaria.core.quorum import Lighthouse
-from planaria.core.roster import Effect, Persist
+from planaria.core.roster import Effect, Group, Persist
 from planaria.core.stepper import Stepper
 from planaria.sim.scenario import CONTROL_FAULTS, MEMBER_FAULTS, PLANNED, Scenario, random_scenario
 from planaria.sim.world import World
