@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +66,8 @@ class Assignment:
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
     ranks_here: int = 1  # of those, on this node
+    name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
+    following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
 
     @property
     def is_last(self) -> bool:
@@ -105,7 +107,7 @@ class Agent:
         self.orders = Orders(self)
         self.ends = Ends(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
-        self._name = f"{assignment.host}-{uuid.uuid4().hex[:8]}"
+        self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
         self._stopping = 0  # the signal that asked for an orderly end
         self._outcome: tuple[int, str] | None = None
@@ -239,6 +241,8 @@ class Agent:
         return life is not None and life.alive and life.first_bad is None
 
     def _on_report(self, report: Report) -> None:
+        if isinstance(report, Ready) and (life := self.lives.of(report.member)) is not None:
+            report = replace(report, looked=life.run)
         self.link.tell(report)
         self.told.record(report)
         match report:
@@ -267,7 +271,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         spec = replace(self.assignment.spec, groups=self.orders.total)
-        return Hello(self._name, self.assignment.host, spec)
+        return Hello(self.name, self.assignment.host, spec)
 
     # --- looking and acting ----------------------------------------------------------------------------------
 
@@ -353,19 +357,22 @@ class Agent:
         return max(_LEAST_PATIENCE, min(seen)) if seen else self.assignment.plan.suspect_patience
 
     def _start(self, member: Member, now: float) -> None:
-        if member.incarnation > 0:
+        before = self.lives.groups.get(member.group)
+        if before is not None and not before.makes_way:
             self.replacements.append(now)
         assignment = self.assignment
+        if before is None:
+            member = Member(member.group, assignment.following.get(member.group, 0))
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
         life = self.lives.begin(member, directories, now, assignment.ranks_here)
-        life.founder = not self._others_hold_the_state()
+        life.founder, life.run = not self._others_hold_the_state(), self.orders.run
         self.engine.create(member.group, member.incarnation, life.founder)
 
     def _others_hold_the_state(self) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""
         quorum = self.orders.quorum
         elsewhere = any(member.group not in self.lives.groups for member in quorum.members) if quorum else False
-        return elsewhere or any(life.adopted and not life.fell for life in self.lives.alive())
+        return elsewhere or any(life.adopted and not (life.fell or life.makes_way) for life in self.lives.alive())
 
     def _delete(self, life: Life, signum: int) -> None:
         life.asked_to_end = life.asked_to_end or signum == signal.SIGTERM

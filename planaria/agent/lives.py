@@ -40,7 +40,8 @@ class Life:
     suspect: RankLife | None = None  # whom the newest suspicion was about
     founder: bool = True  # it looked for a checkpoint, so the job may begin with its state
     being_killed: str = ""  # the reason why the agent ends it
-    makes_way: bool = False  # for a founder: that it ends is no failure
+    run: QuorumId = NO_QUORUM  # in which the job began again last, as far as was known when it was created
+    makes_way: bool = False  # for one that looks at the disk now: that it ends is no failure
     asked_to_end: bool = False  # every rank was sent SIGTERM, and ends in its own time
     fell_ns: int = 0  # when the lighthouse was told that it is gone; processes may be left
     fell_under: QuorumId = NO_QUORUM

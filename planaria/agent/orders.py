@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from planaria.agent.proc import signal_name
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from planaria.core.messages import (
+    NO_QUORUM,
     Desired,
     Drain,
     Kill,
@@ -35,6 +36,7 @@ class Orders:
         self._agent = agent
         self.total = agent.assignment.spec.groups
         self.quorum: Quorum | None = None  # the newest heard of
+        self.run = NO_QUORUM  # the newest `Resume.run`
         self._told_total = self.total
         self._retold = True  # the next Desired only repeats what was wanted before this stream
         self._drained: set[Member] = set()
@@ -134,10 +136,13 @@ class Orders:
             self._agent.events.add("scale", f"the job is to have {order.groups} groups")
 
     def _resume(self, order: Resume) -> None:
-        self.quorum = None  # its members are gone
-        self._agent.recoveries.forget()
+        if order.run >= self.run:
+            self.run, self.quorum = order.run, None  # its members are gone
+            self._agent.recoveries.forget()
         for life in self._agent.lives.alive():
-            if not life.founder and not life.makes_way:
+            # Since an earlier one looked, a checkpoint may have become complete of which nobody lived to tell.
+            late = life.run < self.run or not life.founder
+            if late and not (life.fell or life.makes_way):
                 life.makes_way, life.being_killed = True, order.reason
                 self._agent.events.add("resume", f"{life.member} makes way for one that starts from the checkpoint")
                 self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL)

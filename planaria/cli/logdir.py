@@ -27,6 +27,7 @@ _FILES = (
 )
 _GROUP = re.compile(r"rg[0-9]+")
 _EARLIER = re.compile(r"earlier-([0-9]+)")
+_INCARNATION = re.compile(r"i([0-9]+)")
 
 
 def directory_given(text: str) -> Path:
@@ -89,6 +90,20 @@ def lives(directory: Path, run: dict[str, Any]) -> bool:
     if not isinstance(pid, int) or read_summary(directory, str(run["job"])) is not None:
         return False
     return state_of(pid) not in ("", "Z")
+
+
+def former_life(directory: Path, job: str) -> tuple[str, dict[int, int]]:
+    """For an agent that is started again after a death, in the directory that it holds: its name, and the next
+    incarnation of each of its groups. An empty name: no agent of the job died here."""
+    run = read_run(directory / "run.json")
+    if run is None or run["job"] != job or read_summary(directory, job) is not None:
+        return "", {}
+    following: dict[int, int] = {}
+    for path in (*directory.glob("rg*/i*"), *directory.glob("earlier-*/rg*/i*")):
+        if _GROUP.fullmatch(path.parent.name) and (match := _INCARNATION.fullmatch(path.name)):
+            group = int(path.parent.name[2:])
+            following[group] = max(following.get(group, 0), int(match[1]) + 1)
+    return str(run.get("agent") or ""), following
 
 
 def move_aside(directory: Path) -> None:

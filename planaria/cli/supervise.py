@@ -18,7 +18,7 @@ from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
-from planaria.cli.logdir import held, move_aside
+from planaria.cli.logdir import former_life, held, move_aside
 from planaria.cli.options import RunOptions, gpus_of
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
@@ -46,6 +46,7 @@ _SHOWN = frozenset(
         "stop",
         "suspect",
         "unsaved",
+        "unshared",
     }
 )
 # People read a changing view a few times a second.
@@ -57,11 +58,13 @@ _LONGEST_BACKOFF = 30.0
 async def supervise(options: RunOptions) -> int:
     """Run the job; its exit code. Leaves no process behind. UsageError if another run uses the log directory."""
     with held(options.log_dir):
+        # A lighthouse that lives on knows the agent and its groups.
+        name, following = former_life(options.log_dir, options.job) if options.lighthouse else ("", {})
         move_aside(options.log_dir)
-        return await _supervise(options)
+        return await _supervise(options, name, following if name else {})
 
 
-async def _supervise(options: RunOptions) -> int:
+async def _supervise(options: RunOptions, name: str, following: dict[int, int]) -> int:
     began = time.monotonic()
     events = EventLog(options.log_dir / "events.jsonl")
     pump = LogPump()
@@ -73,12 +76,12 @@ async def _supervise(options: RunOptions) -> int:
     lighthouse = None
     if options.lighthouse is None:
         lighthouse = LighthouseChild(options.log_dir, options.http, lambda kind, text: events.add(kind, text))
-    agent = Agent(_assignment(options), lambda path: _engine(options, path, events), events)
+    agent = Agent(_assignment(options, name, following), lambda path: _engine(options, path, events), events)
     try:
         if isinstance(agent.engine, SpreadEngine):
             await _open(agent, agent.engine, options)
         address = options.lighthouse or (await lighthouse.start() if lighthouse is not None else "")
-        _write_run(options, address, lighthouse)
+        _write_run(options, address, lighthouse, agent.name)
         outcome = await _run(agent, address, view)
     finally:
         if view is not None:
@@ -115,7 +118,7 @@ async def _draw(agent: Agent, view: LiveView) -> None:
         await asyncio.sleep(_VIEW_SECONDS)
 
 
-def _assignment(options: RunOptions) -> Assignment:
+def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> Assignment:
     plan = PlanSpec(
         desired=options.local_groups,
         min_groups=min(options.min_groups, options.local_groups),
@@ -131,6 +134,8 @@ def _assignment(options: RunOptions) -> Assignment:
         options.first_group,
         ranks=options.ranks,
         ranks_here=options.nproc_per_group,
+        name=name,
+        following=following,
     )
 
 
@@ -185,8 +190,9 @@ async def _open(agent: Agent, engine: SpreadEngine, options: RunOptions) -> None
     await engine.listen(options.group_addr)
 
 
-def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | None) -> None:
+def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | None, agent: str) -> None:
     content = {
+        "agent": agent,
         "job": options.job,
         "lighthouse": address,
         "http": lighthouse.http if lighthouse is not None else None,

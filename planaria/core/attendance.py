@@ -26,6 +26,7 @@ class Attendance:
     def __init__(self) -> None:
         self.agents: dict[str, Agent] = {}
         self.groups: dict[int, Group] = {}
+        self.buried: set[Member] = set()  # never heard of, and declared dead by an operator
         self.now = 0.0
         self.at = 0.0
         self.top_step = -1  # the most steps that anybody is known to have committed
@@ -151,7 +152,11 @@ class Attendance:
     def over(self, member: Member) -> bool:
         """Whether a member can certainly take part no more."""
         view = self.groups.get(member.group)
-        return view is not None and (view.member.incarnation > member.incarnation or view.state in CERTAINLY_GONE)
+        if view is None:
+            return member in self.buried
+        if view.member == member:
+            return view.state in CERTAINLY_GONE
+        return view.member.incarnation > member.incarnation  # an earlier one says nothing of it
 
     def certain(self, member: Member) -> bool:
         """Whether a member's silence needs no majority: it is dead, or its own agent keeps it out."""

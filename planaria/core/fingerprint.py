@@ -19,10 +19,11 @@ def misfit(report: Ready, at_work: Iterable[Ready]) -> str:
     return ""
 
 
-def odd_ones(reports: Sequence[Ready]) -> list[tuple[Ready, str]]:
+def odd_ones(reports: Sequence[Ready], heals: int = 0) -> list[tuple[Ready, str]]:
     """Before the first quorum: the newest start wins, for it comes from a checkpoint, and of those the most common
     fingerprint and state (of equally common ones that of the lowest group); the odd ones come back, each with a
-    sentence that names the difference."""
+    sentence that names the difference. Who starts before step ``heals`` takes the state of that step from others, so
+    it needs only the fingerprint."""
     ordered = sorted(reports, key=lambda report: report.member)
     kinds: dict[object, int] = {}
     for report in ordered:
@@ -36,6 +37,8 @@ def odd_ones(reports: Sequence[Ready]) -> list[tuple[Ready, str]]:
     for report in ordered:
         if _kind(report) != usual:
             keys = differing(model, report)
+            if not keys and report.step < heals:
+                continue
             if not keys and report.step != model.step:
                 keys = f"the step from which it starts: {outdated(report, model.step)}"
             elif not keys:

@@ -56,8 +56,11 @@ class Ledger:
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
         self._lineage = last.lineage if last else ""
+        self._run = last.run if last is not None else NO_QUORUM  # the record with which the job began again last
         if last is not None and not last.members:
-            last = None  # that run has ended: this is a new one under the same name
+            if last.run != last.id:
+                self._run = NO_QUORUM  # that run has ended: this is a new one under the same name
+            last = None
         self._last = last
         self._last_members = frozenset(last.members if last is not None else ())
         self.job = job
@@ -68,7 +71,6 @@ class Ledger:
         self.planned: Quorum | None = None  # published, not adopted yet
         self.stopped = ""  # reason, once the job cannot go on
         self.complete = False  # somebody committed the last step, and owes nobody anything
-        self.durable = 0  # step of the newest durable checkpoint that is known of; 0: none
         # Some member holds, or held, a settled state. A founding record says that none did when it was made.
         self.founded = last is not None and last.step >= 0
         self._offered: dict[QuorumId, Quorum] = {}  # planned ones since the last change of force, withdrawn or not
@@ -187,14 +189,15 @@ class Ledger:
         kind = "quorum" if urgent else "plan"
         self._event(kind, f"quorum {id}: {named(members)} ({reason})")
 
-    def _store(self, members: tuple[Member, ...]) -> QuorumId:
+    def _store(self, members: tuple[Member, ...], begins: bool = False) -> QuorumId:
         """Adds a quorum to the lineage. What follows is done only if the store takes it, and it refuses a lighthouse
-        that was deposed."""
+        that was deposed. ``begins``: it is the first record of a new run."""
         self._number += 1
         id = QuorumId(self.epoch, self._number)
+        run = id if begins else self._run
         self._lineage = lineage_after(self._lineage, id, members)
         step = max(self.seen.top_step, 0) if self.founded else -1
-        self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, step)))
+        self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, step, run)))
         return id
 
     def _tell_again(self, agent: str) -> None:

@@ -111,6 +111,9 @@ class Ready:
     total_steps: int
     after: QuorumId = NO_QUORUM
     step: int = 0  # steps committed in the state that it starts from: more than 0 if that is a durable checkpoint
+    saves: bool = False  # the job writes durable checkpoints, and can start again from one
+    # The newest `Resume.run` that its agent knew when it started it: what it saw of the disk is at least so new.
+    looked: QuorumId = NO_QUORUM
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +275,10 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Every group that held the state is lost: the job starts again from its newest durable checkpoint. Groups that
-    were started without a look at it must be replaced by some that take it."""
+    were started before, or without a look at the disk, must be replaced by some that look at it now."""
 
     reason: str
+    run: QuorumId = NO_QUORUM  # the record in the lineage with which the job begins again
 
 
 Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume

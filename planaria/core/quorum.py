@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import signal as signals
 
-from planaria.core.fingerprint import misfit, odd_ones, outdated
+from planaria.core.fingerprint import misfit
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -29,7 +29,6 @@ from planaria.core.messages import (
     Ready,
     Refuse,
     Report,
-    Resume,
     Saved,
     Stop,
     Suspected,
@@ -43,16 +42,11 @@ from planaria.core.wishes import Wishes
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
 TROUBLE_WINDOW = (0.02, 0.5)
-# The first groups to be ready wait for the others as long again as the first one took, at least this long
-# (processes of one start come up within seconds of each other).
-FOUNDING_GRACE = 10.0
 # A planned change that failed to form is proposed again after this long, doubled each time: the joiner is likely
 # to be on its way out, and its agent will say so.
 REPLAN_DELAY = (0.25, 8.0)
 # Rounding must not make a wake-up the present moment, at which nothing is due yet.
 SHORTEST_WAIT = 0.001
-# Whoever loses every group so often between one checkpoint and the next has a cause that starting again does not heal.
-RESUMES = 3
 
 
 class Lighthouse(Wishes):
@@ -60,7 +54,6 @@ class Lighthouse(Wishes):
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
         super().__init__(job, epoch, last)
-        self._first_ready_at: float | None = None
         self._trouble_window = TROUBLE_WINDOW[0]
         self._stateless = NO_QUORUM  # a quorum whose roll call found nobody with a state that counts
         self._strikes = 0  # urgent quorums in a row that broke although nobody died
@@ -68,7 +61,6 @@ class Lighthouse(Wishes):
         self._replan_at = 0.0
         self._replan_delay = REPLAN_DELAY[0]
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
-        self._resumed = (0, 0)  # from which step the job was started again last, and how often in a row from there
 
     # --- events ----------------------------------------------------------------------------------------------
 
@@ -166,9 +158,7 @@ class Lighthouse(Wishes):
         view.ready, view.state, view.fenced = report, State.READY, max(view.fenced, report.after)
         if self.current is not None and in_force and report.after == self.current.id:
             self._nobody_settled(self.current)
-        self.durable = max(self.durable, report.step)
-        if self._first_ready_at is None:
-            self._first_ready_at = self.seen.at
+        self._may_begin(report)
         if self.founded and (reason := misfit(report, self._at_work(report.member))):
             self._refuse(view, reason)
         elif not known:
@@ -248,14 +238,6 @@ class Lighthouse(Wishes):
         view.state, view.note = State.SUSPECT, report.why
         self._event("suspect", f"{report.member} is suspected: {report.why}", report.member.group)
 
-    def _saved(self, report: Saved) -> None:
-        group = report.member.group
-        if report.trouble:
-            self._event("unsaved", f"{report.member}: {report.trouble}", group)
-        elif report.step > self.durable:  # else it is said again after a reconnect
-            self.durable = report.step
-            self._event("saved", f"{report.member} saved step {report.step} in {report.seconds:.2f} s", group)
-
     def _view(self, agent: str, member: Member) -> Group | None:
         view = self.seen.view(agent, member)
         if view is not None and self._last is not None and member not in self._last_members:
@@ -302,29 +284,6 @@ class Lighthouse(Wishes):
         views = [v for m in current.members if (v := self.seen.of(m)) is not None and v.state not in CERTAINLY_GONE]
         return any(v.adopted != current.id and self.seen.connected(v) for v in views)
 
-    def _found(self) -> None:
-        """The first quorum: wait for the groups that were asked for, but not for ever."""
-        ready = [g for g in self.seen.tellable() if g.state is State.READY and not g.draining]
-        if stateless := [g for g in ready if g.ready and not g.ready.initial]:
-            # They were started while others held the state, and nobody does any more: others will come in their place.
-            for view in stateless:
-                view.state = State.STARTING
-                self._send(view.agent, Resume("nobody holds the state of the job any more"))
-            ready = [g for g in ready if g not in stateless]
-        if self.spec is None or self._first_ready_at is None or not ready or self.complete:
-            return
-        if len(ready) < self.spec.groups:
-            overdue = self.seen.at >= self._first_ready_at + self._founding_grace()
-            if not overdue or len(ready) < self.spec.min_groups:
-                return
-        reports = [g.ready for g in ready if g.ready is not None]
-        odd = [(r, f"{r.member} starts at {outdated(r, self.durable)}") for r in reports if r.step < self.durable]
-        odd = odd or odd_ones(reports)
-        for report, reason in odd:
-            self._refuse(self.seen.groups[report.member.group], reason)
-        if not odd:
-            self._publish(ready, True, "the job starts", founding=True)
-
     def _replace(self, base: Quorum, gone: list[Member]) -> None:
         # Only members that can be told: one out of reach would stall the forming, and heals if it lives.
         tellable = self.seen.tellable()
@@ -341,6 +300,8 @@ class Lighthouse(Wishes):
         founding = self._may_go_on(base, live, uncertain)
         if founding is None:
             return
+        if founding:  # who has not looked at the disk must not give the job its state: it joins when there is one
+            live = [g for g in live if g.adopted != NO_QUORUM or self._looked(g)]
         if self.complete:
             live = [g for g in live if g.member in inside]  # the job is ending: nobody joins any more
         if not live:
@@ -353,12 +314,19 @@ class Lighthouse(Wishes):
     def _may_go_on(self, base: Quorum, live: list[Group], uncertain: set[Member]) -> bool | None:
         """Whether a quorum of ``live`` can be made: False if somebody in it may be settled, True if it has to begin
         with the newest complete states there are; None if it must not be made, at least not now."""
-        if not self.founded and not live:
+        if not self.founded:
+            if base.id.epoch != self.epoch and self.saves is not False and all(self.seen.over(m) for m in base.members):
+                self._all_lost()  # an earlier life of the lighthouse made it, and nobody lives to tell how far it got
+                return None
+            if self._can_begin(live):
+                return True
+            # Nothing to lose yet: start afresh when they are back.
             self._take(None)
-            self._first_ready_at = None  # nothing to lose yet: start afresh when they are back
+            self._first_ready_at = None
+            self._found()
             return None
         untouched = self._untouched or set()
-        if not self.founded or any(g.adopted == g.fenced == NO_QUORUM and g.member in untouched for g in live):
+        if self._can_begin(g for g in live if g.adopted == g.fenced == NO_QUORUM and g.member in untouched):
             return True
         if any(g.settled for g in live):
             return False
@@ -377,32 +345,9 @@ class Lighthouse(Wishes):
             self._all_lost()
         return None
 
-    def _all_lost(self) -> None:
-        lost = f"every group that held the state is lost (last commit seen: step {max(self.seen.top_step, 0)})"
-        if not self.durable:
-            self._stop(f"job {self.job}: {lost}; without a durable checkpoint the job cannot go on. Start it again")
-            return
-        step, times = self._resumed
-        self._resumed = (self.durable, times + 1 if step == self.durable else 1)
-        if self._resumed[1] > RESUMES:
-            self._stop(
-                f"job {self.job}: {lost}; started again {RESUMES} times, it did not get from the checkpoint of step "
-                f"{self.durable} to the next one"
-            )
-            return
-        # A new run of the job, in the same line of numbers: whoever held a state under an older one is fenced.
-        self._store(())
-        self.current, self.planned, self._offered = None, None, {}
-        self._members, self._awaited, self._news = frozenset(), set(), True
-        self.founded, self._untouched, self._stateless = False, None, NO_QUORUM
-        self._trouble_at, self._first_ready_at, self._started_at = None, self.seen.at, self.seen.at
+    def _begin_again(self, reason: str) -> None:
+        super()._begin_again(reason)
         self._strikes, self._strike_step, self._replan_at = 0, -1, 0.0
-        self.seen.top_step = self.durable
-        reason = f"{lost}; the job starts again from the checkpoint of step {self.durable}"
-        self._event("resume", reason)
-        for agent in self.seen.agents:
-            self._send(agent, Resume(reason))
-        self._found()  # some may be there already that have looked at the checkpoint
 
     def _leave_one_out(self, live: list[Group]) -> list[Group]:
         """Communicators keep breaking though nobody died: two members cannot reach each other. Leave out another
@@ -447,6 +392,3 @@ class Lighthouse(Wishes):
     def _at_work(self, besides: Member) -> list[Ready]:
         views = self.seen.groups.values()
         return [v.ready for v in views if v.ready and v.state is State.ACTIVE and v.member != besides]
-
-    def _founding_grace(self) -> float:
-        return max(FOUNDING_GRACE, (self._first_ready_at or 0.0) - (self._started_at or 0.0))

@@ -84,7 +84,8 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class LineageRecord:
-    """One published quorum, as the store keeps it. ``step`` is the highest commit reported before it."""
+    """One published quorum, as the store keeps it. ``step`` is the highest commit reported before it. One without
+    members ends the job, or, if it is its own ``run``, begins it again from a durable checkpoint."""
 
     job: str
     epoch: int
@@ -92,6 +93,7 @@ class LineageRecord:
     members: tuple[Member, ...]
     lineage: str
     step: int
+    run: QuorumId = NO_QUORUM  # the record with which the job began again last, before or with this one
 
     @property
     def id(self) -> QuorumId:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal as signals
 
-from planaria.core.ledger import Ledger
-from planaria.core.messages import Desired, JobSpec, Kill
+from planaria.core.founding import Founding
+from planaria.core.messages import Desired, JobSpec, Kill, Member
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 
 
-class Wishes(Ledger):
+class Wishes(Founding):
     """Each verb returns effects, or raises ValueError with a sentence for people and changes nothing."""
 
     def drain(self, group: int, now: float) -> list[Effect]:
@@ -43,15 +43,22 @@ class Wishes(Ledger):
 
     def evict(self, group: int, now: float) -> list[Effect]:
         """The operator says that ``group`` is dead, so no majority needs to wait for it. Raises ValueError with a
-        sentence if neither another group nor a checkpoint holds the job's state."""
-        view = self._need(group)
+        sentence if no other group holds the job's state, and no checkpoints of it are written."""
+        view, unheard = self.seen.groups.get(group), set[Member]()
+        if view is None and self.current is not None:
+            # A member since before a restart of the lighthouse, and its agent is gone for good.
+            unheard = {member for member in self.current.members if member.group == group}
+        if not unheard:
+            view = self._need(group)
         held = any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values())
-        if self.founded and not held and not self.durable:
+        if self.founded and not held and not self.saves:
             raise ValueError(f"group {group} is the only one that holds the state; evicting it would end the job")
         self._begin(now)
-        view.state, view.note, view.evicted = State.DEAD, "evicted by an operator", True
+        self.seen.buried |= unheard
         self._event("evict", f"group {group} was evicted by an operator", group)
-        self._send(view.agent, Kill(group, int(signals.SIGKILL)))
+        if view is not None:
+            view.state, view.note, view.evicted = State.DEAD, "evicted by an operator", True
+            self._send(view.agent, Kill(group, int(signals.SIGKILL)))
         return self._end()
 
     def kill(self, group: int, signal: int, now: float, rank: int | None = None) -> list[Effect]:

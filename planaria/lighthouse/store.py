@@ -19,7 +19,7 @@ from planaria.errors import ProtocolError, UsageError
 from planaria.wire.checks import MAX_NUMBER
 
 APPLICATION = 0x504C414E  # "PLAN": tells our files from other people's databases
-SCHEMA = 1
+SCHEMA = 2
 # quorums kept per job: enough to see months of failures, and read in a few milliseconds on opening
 KEPT = 512
 
@@ -28,10 +28,11 @@ CREATE TABLE IF NOT EXISTS epochs (epoch INTEGER PRIMARY KEY, began REAL NOT NUL
 CREATE TABLE IF NOT EXISTS quorums (
     job TEXT NOT NULL, epoch INTEGER NOT NULL, number INTEGER NOT NULL, members TEXT NOT NULL,
     step INTEGER NOT NULL, previous TEXT NOT NULL, lineage TEXT NOT NULL,
+    run_epoch INTEGER NOT NULL, run_number INTEGER NOT NULL,
     PRIMARY KEY (job, epoch, number)
 ) STRICT, WITHOUT ROWID;
 """
-_COLUMNS = "job, epoch, number, members, lineage, step, previous"
+_COLUMNS = "job, epoch, number, members, lineage, step, run_epoch, run_number, previous"
 _ADVICE = (
     "Restore it from a backup, or move it away and start the lighthouse with --epoch-floor set to an epoch "
     "that no running job has seen yet (planaria status showed it; any large number will do)"
@@ -105,9 +106,10 @@ class Store:
         if previous is None or (last is not None and record.id <= last.id):
             raise ProtocolError(f"job {record.job}: quorum {record.id} does not continue the stored lineage")
         members = json.dumps([[member.group, member.incarnation] for member in record.members])
-        row = (record.job, record.epoch, record.number, members, record.lineage, record.step, previous)
+        run = (record.run.epoch, record.run.number)
+        row = (record.job, record.epoch, record.number, members, record.lineage, record.step, *run, previous)
         with self._database:
-            self._database.execute(f"INSERT INTO quorums ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            self._database.execute(f"INSERT INTO quorums ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
             if record.number % KEPT == 0:
                 self._prune(record.job)
 
@@ -176,13 +178,14 @@ def _connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _record(row: tuple[str, int, int, str, str, int, str]) -> tuple[LineageRecord, str]:
-    job, epoch, number, members, lineage, step, previous = row
+def _record(row: tuple[str, int, int, str, str, int, int, int, str]) -> tuple[LineageRecord, str]:
+    job, epoch, number, members, lineage, step, run_epoch, run_number, previous = row
     try:
         parsed = tuple(Member(group, incarnation) for group, incarnation in json.loads(members))
     except (ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(f"the members of quorum {epoch}.{number} of job {job} are unreadable") from error
-    return LineageRecord(job, epoch, number, parsed, lineage, step), previous
+    run = QuorumId(run_epoch, run_number)
+    return LineageRecord(job, epoch, number, parsed, lineage, step, run), previous
 
 
 def _previous(record: LineageRecord, last: LineageRecord | None) -> str | None:

@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--groups", type=int, default=5, help="at most so many groups")
     parser.add_argument("--shards", type=int, default=8, help="at most so many shards")
     parser.add_argument("--steps", type=int, default=14, help="at most so many steps")
+    parser.add_argument("--checkpoints", action="store_true", help="every job writes checkpoints and is lost")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     parser.add_argument("--scenario", type=Path, help="run this file instead of seeds")
     parser.add_argument("--save", type=Path, help="write failing runs here, as scenario files")
@@ -93,7 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(outcome.lines if options.verbose else outcome.lines[-SHOWN:]))
         print(f"{options.scenario.name}: {outcome.verdict} after {outcome.seconds:.1f} virtual seconds")
         return 1 if outcome.failed else 0
-    base = Scenario(groups=options.groups, shards=max(options.shards, options.groups), steps=options.steps)
+    base = Scenario(
+        groups=options.groups,
+        shards=max(options.shards, options.groups),
+        steps=options.steps,
+        save_every=int(options.checkpoints),
+    )
     return sweep(options, base)
 
 

@@ -105,6 +105,8 @@ class Coordinator:
                         self.world.emit("fenced", -1, "the lighthouse of epoch {} is deposed", record.epoch)
                         self.process.die()
                         return
+                    if record.run == record.id:
+                        self.world.begins(record.run)
                 case Send(agent, order):
                     if isinstance(order, Publish):
                         self.world.check_publish(order.quorum)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planaria.sim.coordinator import LIGHTHOUSE
@@ -119,6 +120,27 @@ def _kill_agent(world: World, fault: Fault) -> None:
         world.lasting(max(fault.seconds, 0.1), lambda: world.start_supervisor(fault.target))
 
 
+def _kill_all(world: World, fault: Fault) -> None:
+    """Every group, within ``seconds``."""
+    for trainer in [t for t in world.trainers.values() if t.process.alive]:
+        trainer.exit = trainer.exit or "SIGKILL"
+        if fault.seconds:
+            trainer.process.after(world.kernel.between(0.0, fault.seconds), trainer.process.die)
+        else:
+            trainer.process.die()
+
+
+def _kill_all_agents(world: World, fault: Fault) -> None:
+    """Every machine, with its groups."""
+    for node in range(world.config.nodes):
+        _kill_agent(world, replace(fault, target=node))
+
+
+def _kill_everything(world: World, fault: Fault) -> None:
+    _kill_all_agents(world, fault)
+    _kill_lighthouse(world, fault)
+
+
 def _operator(verb: str) -> Callable[[World, Fault], None]:
     def command(world: World, fault: Fault) -> None:
         coordinator = world.coordinator
@@ -149,6 +171,9 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "echo": _echo,
     "pause agent": _pause_agent,
     "kill agent": _kill_agent,
+    "kill all": _kill_all,
+    "kill all agents": _kill_all_agents,
+    "kill everything": _kill_everything,
     "drain": _operator("drain"),
     "scale": _operator("scale"),
     "evict": _operator("evict"),

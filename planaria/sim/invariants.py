@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planaria.core.messages import Member, Policy, Quorum, QuorumId, Standing
+from planaria.core.messages import NO_QUORUM, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.stepper import Exchange
 from planaria.core.tree import Node, fold_plan
 
@@ -56,7 +56,7 @@ class Checker:
         parting: bool = False,
     ) -> None:
         self.calm = calm  # nothing fails in this run, but changes may be asked for
-        self.parting = parting  # planned changes are asked for, under the policy shrink
+        self.parting = parting  # under the policy shrink, changes are asked for or the job may begin again
         self.steady = steady  # no member and no link between members fails in this run
         self.start = START
         self.shards = shards
@@ -76,6 +76,11 @@ class Checker:
         self._commit_at: dict[Member, float] = {}
         self._rolled: dict[Member, QuorumId] = {}
         self._commits: dict[tuple[QuorumId, int], int] = {}
+        self.evicted: set[Member] = set()  # an operator took it upon himself
+        # Every run of the job, by the record with which it began: the next step that can be committed, and the first.
+        self._runs: dict[QuorumId, int] = {}
+        self._starts: dict[QuorumId, int] = {}
+        self._needed: dict[QuorumId, int] = {NO_QUORUM: 0}  # steps that its start must have
 
     def fail(self, text: str) -> None:
         raise Violation(text)
@@ -100,6 +105,38 @@ class Checker:
         """Whether no urgent quorum, also of those that have not reached the member yet, leaves it out."""
         return all(member in members for id, members in self._urgent.items() if id > newest)
 
+    # --- runs: the job began again from a checkpoint ---------------------------------------------------------
+
+    @property
+    def began(self) -> int:
+        """How often it did."""
+        return len(self._needed) - 1
+
+    def begins(self, run: QuorumId, newest: int) -> None:
+        """A run begins; ``newest``: step of the newest checkpoint that is complete now."""
+        self._needed[run] = newest
+
+    def _run_of(self, id: QuorumId) -> QuorumId:
+        return max(run for run in self._needed if run <= id)
+
+    def starts(self, quorum: Quorum, step: int) -> None:
+        """Members of a founding quorum are about to begin with the state of ``step``."""
+        run = self._run_of(quorum.id)
+        if step < self._needed[run]:
+            self.fail(f"{quorum.id} begins at step {step}, but there was a checkpoint of step {self._needed[run]}")
+        self._starts.setdefault(run, step)
+        self._runs.setdefault(run, step)
+
+    def _counts_once(self, member: Member, exchange: Exchange) -> None:
+        run, step = self._run_of(exchange.quorum), exchange.step
+        if run != max(self._needed) and member not in self.evicted:
+            self.fail(f"{member} commits step {step} under {exchange.quorum}, but the job began again meanwhile")
+        if not self._starts.get(run, 0) <= step <= self._runs.get(run, step):
+            self.fail(f"{member} commits step {step} in a run that began at {self._starts.get(run)}, out of turn")
+        self._runs[run] = max(self._runs.get(run, 0), step + 1)
+
+    # --- members ---------------------------------------------------------------------------------------------
+
     def rolled(self, member: Member, id: QuorumId) -> None:
         if id < self._rolled.get(member, id):
             self.fail(f"{member} works under {id} after {self._rolled[member]}")
@@ -112,6 +149,9 @@ class Checker:
     def collective(self, quorum: Quorum, key: object, payloads: Sequence[object]) -> None:
         if isinstance(key, tuple) and key[0] == "exchange":
             self._shards(quorum, key[1], key[2])
+            origins = {getattr(payload, "origin", 0) for payload in payloads}
+            if len(origins) > 1:
+                self.fail(f"members of {quorum.id} come from different checkpoints: of steps {sorted(origins)}")
             self.exchanged = max(self.exchanged, key[1] + 1)
         if key == "roll call":
             standings = [p for p in payloads if isinstance(p, Standing)]
@@ -133,6 +173,7 @@ class Checker:
         self._commit_at[member] = now
         if self.steady and gap > LONGEST_STEP:
             self.fail(f"no member failed, but {member} took {gap:.1f} s for step {exchange.step}")
+        self._counts_once(member, exchange)
         step = exchange.step
         promised = sorted(s for each in exchange.owned for s in each)
         shards = sorted(s for node in nodes for s in range(node.start, node.stop))
@@ -144,15 +185,15 @@ class Checker:
         elif self._commits.setdefault((exchange.quorum, step), weights) != weights:
             self.fail(f"{member} committed step {step} under {exchange.quorum} unlike another member")
 
-    def healed(self, member: Member, step: int, given: Sequence[object]) -> int:
-        """The weights that the receiver ends with."""
+    def healed(self, member: Member, step: int, given: Sequence[object]) -> tuple[int, int]:
+        """The weights that the receiver ends with, and the step of the checkpoint from which they come."""
         if len(set(given)) != 1:
             self.fail(f"{member} heals to step {step} from sources that disagree: {given}")
         found = given[0]
         assert isinstance(found, tuple)
         if found[0] != step:
             self.fail(f"{member} heals to step {step} from a source that holds step {found[0]}, weights {found[1]}")
-        return int(found[1])
+        return int(found[1]), int(found[2])
 
     def finished(self, member: Member, step: int, weights: int) -> None:
         self.finishers[member] = weights
@@ -161,6 +202,7 @@ class Checker:
         if self.policy is Policy.REDISTRIBUTE and weights != self.reference[-1]:
             self.fail(f"{member} finished with a state that is not that of the quiet run")
         # Under the policy shrink a planned change can part the members just as a false alarm does: each part then goes
-        # on with its own samples until one of them hears that it was fenced. That is what the user has chosen.
+        # on with its own samples until one of them hears that it was fenced. And a step that is made again after all
+        # was lost may have other samples than before. That is what the user has chosen.
         if len(set(self.finishers.values())) > 1 and not self.parting:
             self.fail(f"finished members hold different states: {self.finishers}")

@@ -42,6 +42,8 @@ class Scenario:
     steps: int = 10
     shard_seconds: float = 0.06
     policy: Policy = Policy.REDISTRIBUTE
+    save_every: int = 0  # steps between two durable checkpoints; 0: none are written
+    shared: bool = True  # one directory for them, or one for each node
     faults: tuple[Fault, ...] = field(default=())
     expect: str = ""
     finishers: tuple[str, ...] = ()
@@ -93,6 +95,7 @@ CONTROL_FAULTS = (
     "pause agent",
 )
 NODE_FAULTS = ("kill agent",)
+LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
 WISHES = ("drain", "scale", "operator kill", "evict")
 # What must not cost a step.
 PLANNED = ("drain", "scale", "slow")
@@ -104,6 +107,7 @@ MENUS = (
     PLANNED,
 )
 EVERY_STEP = ("exchange", "exchanged", "commit")
+SAVING = ("part", "durable", "saved", "look", "begin", "resume", "commit", "start")
 MOMENTS = (*EVERY_STEP, *EVERY_STEP, "hear", "formed", "rolled", "heal", "healed", "broken", "finish", "start")
 
 
@@ -127,7 +131,30 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
     for _ in range(rng.choice((1, 2, 3, 4, 6, 8, 10))):
         at += rng.uniform(0.0, 0.3) if rng.random() < 0.6 else rng.uniform(0.3, 3.0)
         faults.append(_random_fault(rng, rng.choice(menu), at, shape))
+    if base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):
+        return _with_checkpoints(replace(shape, faults=tuple(faults)))
     return replace(shape, faults=tuple(faults))
+
+
+def _with_checkpoints(shape: Scenario) -> Scenario:
+    """The job writes checkpoints, and every group is lost once or more often, at tender moments."""
+    rng = random.Random(shape.seed * 2654435761 + 2)
+    faults = list(shape.faults)
+    at = 1.5
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at += rng.uniform(0.0, 1.5)
+        fault = _random_fault(rng, rng.choice(LOSSES), at, shape)
+        spread = rng.choice((0.0, 0.0, rng.uniform(0.0, 0.05)))
+        if fault.on:
+            moment = rng.choice(SAVING)
+            fault = replace(fault, on=moment, whose=-1, nth=rng.randint(1, 6))
+        faults.append(replace(fault, seconds=round(spread, 4)))
+    if any(fault.kind in ("kill all agents", "kill everything") for fault in faults):
+        # If the lighthouse dies too, nobody is left who knows of groups that were added, and they are waited for until
+        # an operator evicts them.
+        faults = [fault for fault in faults if fault.kind != "scale"]
+    rng.shuffle(faults)
+    return replace(shape, save_every=rng.randint(1, max(1, shape.steps // 2)), faults=tuple(faults))
 
 
 def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> Fault:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planaria.core.messages import (
     NO_QUORUM,
+    Adopted,
     Desired,
     Died,
     Drain,
@@ -19,9 +21,11 @@ from planaria.core.messages import (
     Phase,
     Publish,
     Pulse,
+    Quorum,
     Ready,
     Refuse,
     Report,
+    Resume,
     Stop,
     Suspected,
     Synced,
@@ -57,6 +61,9 @@ class Ward:
         self.suspected = False
         self.finished = False
         self.runs = True  # not known to have ended
+        self.adopted = False  # works in a quorum
+        self.founder = True  # looked for a checkpoint
+        self.run = NO_QUORUM  # see Supervisor.run, when it was started
         self.wanted = True  # to be started again when it ends
 
     @property
@@ -78,6 +85,8 @@ class Supervisor:
         self.wanted = world.config.groups  # groups of the whole job
         self.stopped = ""
         self.complete = False
+        self.quorum: Quorum | None = None  # the newest heard of
+        self.run = NO_QUORUM  # the newest Resume.run
         self._stream: tuple[Stream, End] | None = None
         self._server: Process | None = None  # the other end of the stream
         self._heard_at = 0.0
@@ -154,11 +163,15 @@ class Supervisor:
         order: Order = message  # type: ignore[assignment]
         match order:
             case Publish(member, quorum):
+                if self.quorum is None or quorum.id > self.quorum.id:
+                    self.quorum = quorum
                 ward = self._ward(member)
                 if ward is not None and ward.trainer is not None:
                     trainer = ward.trainer
                     trainer.process.after(SOCKET_TIME, lambda: trainer.hear(quorum))
             case Refuse(member, reason):
+                if self.world.config.shared:
+                    self.world.checker.fail(f"all members are alike and see the same disk, but {reason}")
                 if (ward := self._ward(member)) is not None:
                     ward.wanted = False
                     self._end(ward, f"refused: {reason}")
@@ -175,6 +188,8 @@ class Supervisor:
                     self._stop(reason)
                 else:
                     self._dismissed()
+            case Resume():
+                self._resume(order)
             case Welcome():
                 pass
 
@@ -200,6 +215,19 @@ class Supervisor:
             ward.wanted = False
             self._end(ward, "the job was stopped")
 
+    def _resume(self, order: Resume) -> None:
+        self.world.emit("resume", -1, "{} hears: {}", self.node, order)
+        if order.run >= self.run:
+            self.run, self.quorum = order.run, None
+        for ward in self.wards.values():
+            if ward.runs and (ward.run < self.run or not ward.founder):
+                self._end(ward, "it makes way for one that looks for a checkpoint")
+
+    def _others_hold_the_state(self) -> bool:
+        members = self.quorum.members if self.quorum is not None else ()
+        elsewhere = any(member.group not in self.wards for member in members)
+        return elsewhere or any(ward.adopted and ward.runs for ward in self.wards.values())
+
     def _dismissed(self) -> None:
         """The job is complete, and no group here has a part in that."""
         self.world.check_complete(self.node)
@@ -224,9 +252,9 @@ class Supervisor:
         if self.stopped or self.complete or self.wards.get(ward.member.group) is not ward:
             return
         member = ward.member
-        trainer = Trainer(
-            self.world, member, self.node, lambda r: self._said(ward, r), self.world.speed_of(member.group)
-        )
+        ward.founder, ward.run = not self._others_hold_the_state(), self.run
+        speed = self.world.speed_of(member.group)
+        trainer = Trainer(self.world, member, self.node, lambda r: self._said(ward, r), speed, ward.founder)
         ward.trainer = trainer
         self.world.trainers[member] = trainer
         self.world.emit("start", member.group, "incarnation {} starts", member.incarnation)
@@ -239,11 +267,15 @@ class Supervisor:
         self.process.after(SOCKET_TIME, lambda: self._pass_on(ward, report))
 
     def _pass_on(self, ward: Ward, report: Report) -> None:
+        if isinstance(report, Ready):
+            report = replace(report, looked=ward.run)
         self.world.emit("report", ward.member.group, "{}", report)
         self.told.record(report)
         match report:
             case Ready():
-                ward.ready, ward.suspected = True, False
+                ward.ready, ward.suspected, ward.adopted = True, False, False
+            case Adopted():
+                ward.adopted = True
             case Suspected():
                 ward.suspected = True
             case Finished():
@@ -272,7 +304,7 @@ class Supervisor:
     def _end_late(self, settled: bool) -> None:
         """A group here has finished. Whoever holds no state has nobody left to heal from; the others are given time."""
         for ward in self.wards.values():
-            if ward.trainer is not None and (settled or not ward.trainer.stepper.settled):
+            if ward.trainer is not None and not ward.finished and (settled or not ward.trainer.stepper.settled):
                 self._end(ward, "the job finished without it")
 
     def _all_die(self) -> None:

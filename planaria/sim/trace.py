@@ -15,6 +15,8 @@ from planaria.core.messages import (
     Quorum,
     Ready,
     Refuse,
+    Resume,
+    Saved,
     Stop,
     Suspected,
     Trouble,
@@ -48,7 +50,7 @@ def show(value: object) -> str:
         case Publish(_, quorum):
             return f"publish {show(quorum)}"
         case Ready(_, address):
-            return f"ready at {address}"
+            return f"ready at {address}, step {value.step}" + ("" if value.initial else ", without a look at the disk")
         case Adopted(_, quorum_id, step):
             return f"adopted {quorum_id} at step {step}"
         case Trouble(_, quorum_id, step, text):
@@ -59,6 +61,10 @@ def show(value: object) -> str:
             return f"died ({cause})"
         case Suspected(_, why):
             return f"suspected ({why})"
+        case Saved(_, step):
+            return f"saved step {step}"
+        case Resume(reason, run):
+            return f"resume {run}: {reason}"
         case Refuse(_, reason) | Stop(reason):
             return f"{type(value).__name__.lower()}: {reason}"
         case Drain() | Kill() | Desired() | Welcome():

@@ -10,12 +10,13 @@ folds exactly the gradients that were exchanged. So one wrong, missing or double
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planaria.core import stepper as core
 from planaria.core.messages import ControlWord, Member, Phase, Pulse, Quorum, QuorumId, Ready, Report, Standing
 from planaria.core.tree import Node, merge_plan
+from planaria.sim.disk import Saver
 from planaria.sim.fabric import Result
 from planaria.sim.invariants import add, apply, gradient, reduce
 from planaria.sim.kernel import Process
@@ -63,12 +64,16 @@ class Contribution:
 
     word: ControlWord
     sums: tuple[tuple[Node, int], ...]  # of the subtrees that it holds
+    origin: int  # step of the checkpoint from which its state comes
 
 
 class Trainer:
-    """One incarnation of one group. ``tell`` sends a report to its agent."""
+    """One incarnation of one group. ``tell`` sends a report to its agent. ``founder``: nobody is known to hold the
+    state, so that it looks for a checkpoint."""
 
-    def __init__(self, world: World, member: Member, node: str, tell: Callable[[Report], None], speed: float) -> None:
+    def __init__(
+        self, world: World, member: Member, node: str, tell: Callable[[Report], None], speed: float, founder: bool
+    ) -> None:
         self.world = world
         self.kernel = world.kernel
         self.member = member
@@ -76,7 +81,7 @@ class Trainer:
         self.address = f"{node}:{member.group}.{member.incarnation}"
         self.speed = speed  # shards per unit of time, relative
         self.process = Process(world.kernel, f"group {member.group}.{member.incarnation}")
-        self.process.on_death.append(lambda: world.fabric.gone(self))
+        self.process.on_death += [lambda: world.fabric.gone(self), lambda: world.died(self)]
         self.tell = tell
         self.phase = Phase.STARTING
         self.weights = world.checker.start
@@ -84,6 +89,10 @@ class Trainer:
         self.orderly = False
         self.exit = ""  # why the process ended by itself
         config = world.config
+        self.saver = Saver(self, world.disk_of(node), config.save_every) if config.save_every else None
+        self.founder = founder
+        self.veteran = False  # it has held a state that counts
+        self.origin = 0
         self.ready = Ready(member, self.address, (), str(self.weights), config.shards, config.steps)
         self.stepper = world.stepper(self.ready, config.policy, config.groups)
         self._ranks: dict[QuorumId, int] = {}  # own rank in the communicators asked for
@@ -92,7 +101,20 @@ class Trainer:
         self.process.after(self.kernel.between(0.2, 1.2), self._built)
 
     def _built(self) -> None:
-        """Imports, model and data are there: ask to take part."""
+        """Imports, model and data are there."""
+        if self.saver is not None and self.founder:
+            self.saver.look()
+        else:
+            self.present(0)
+
+    def present(self, step: int) -> None:
+        """Ask to take part, with the state of a checkpoint or, at step 0, that of the script."""
+        saves = self.saver is not None
+        initial = str(self.weights) if self.founder or not saves else ""
+        self.origin = step
+        self.ready = replace(self.ready, initial=initial, step=step, saves=saves)
+        config = self.world.config
+        self.stepper = self.world.stepper(self.ready, config.policy, config.groups)
         self.tell(self.ready)
         self._thread = self.train()
         self._run(None)
@@ -112,21 +134,23 @@ class Trainer:
     # --- the control thread ----------------------------------------------------------------------------------
 
     def hear(self, quorum: Quorum) -> None:
+        if self._thread is None:
+            return  # it is not connected yet
         self.world.emit("hear", self.member.group, "{}", quorum)
         self._do(self.stepper.hear(quorum))
-        self._news()
+        self.notice()
 
     def formed(self, id: QuorumId) -> None:
         self.world.emit("formed", self.member.group, "{}", id)
         self._do(self.stepper.formed(id))
-        self._news()
+        self.notice()
 
     def broken(self, id: QuorumId, text: str) -> None:
         self.world.emit("broken", self.member.group, "{}: {}", id, text)
         if text != "given up here" and self.stepper.settled and not self.stepper.interrupted(id):
             self.world.checker.broken(self.member, id, text)
         self._do(self.stepper.broken(id, text))
-        self._news()
+        self.notice()
 
     def _do(self, effects: list[core.Effect]) -> None:
         for effect in effects:
@@ -137,6 +161,7 @@ class Trainer:
                 case core.Drop(id):
                     self.world.fabric.drop(self, id)
                 case core.Tell(report):
+                    self.veteran = self.veteran or self.stepper.settled
                     self.tell(report)
 
     # --- the training thread ---------------------------------------------------------------------------------
@@ -175,22 +200,37 @@ class Trainer:
                     self.phase = Phase.FINISHED
                     self.world.checker.finished(self.member, step, self.weights)
                     self._do(stepper.finished(str(self.weights)))
+                    yield from self._last_save(step)
                     self._leave("finished")
                     return
                 case core.Leave(reason):
+                    yield from self._last_save(0)
                     self._leave(f"leave: {reason}")
                     return
+
+    def _last_save(self, step: int) -> Thread:
+        """Nothing of an orderly end shall be lost. ``step``: of the state to be saved, if it is not yet; 0: of none."""
+        saver = self.saver
+        if saver is None:
+            return
+        while saver.saving:
+            yield News()
+        if self.stepper.first == self.member and step > saver.newest:
+            saver.save(step)
+            while saver.saving:
+                yield News()
 
     def _heal(self, action: core.Heal) -> Thread:
         key = ("heal", action.step, action.sources, action.healers)
         self.world.emit("heal", self.member.group, "{} {}", action.quorum, "receives" if action.receive else "gives")
-        payload = None if action.receive else (self.stepper.step, self.weights)
+        payload = None if action.receive else (self.stepper.step, self.weights, self.origin)
         result = yield Collective(action.quorum, key, payload, HEAL_TIME)
         if (payloads := self._ended(action.quorum, result)) is None:
             return
         if action.receive:
             yield Sleep(self.kernel.between(*RESTORE_TIME))  # copies what was received into the live state
-            self.weights = self.world.checker.healed(self.member, action.step, [payloads[r] for r in action.sources])
+            given = [payloads[r] for r in action.sources]
+            self.weights, self.origin = self.world.checker.healed(self.member, action.step, given)
             self.sums.clear()
         self._do(self.stepper.healed(action.quorum))
         self.world.emit("healed", self.member.group, "{} at step {}", action.quorum, self.stepper.step)
@@ -201,7 +241,7 @@ class Trainer:
         word = stepper.word(self.world.config.shard_seconds / self.speed)
         if missing := [str(n) for n in mine if n not in self.sums]:
             self.world.checker.fail(f"{self.member} should hold {missing}, but holds {[str(n) for n in self.sums]}")
-        payload = Contribution(word, tuple((n, self.sums[n]) for n in mine))
+        payload = Contribution(word, tuple((n, self.sums[n]) for n in mine), self.origin)
         key = ("exchange", action.step, action.owned)
         self.world.emit("exchange", self.member.group, "step {} under {}", action.step, action.quorum)
         result = yield Collective(action.quorum, key, payload, EXCHANGE_TIME)
@@ -216,6 +256,8 @@ class Trainer:
         self.sums.clear()
         self.world.checker.committed(self.member, action, [n for n, _ in parts], self.weights, self.kernel.now)
         self._do(stepper.applied())
+        if self.saver is not None:
+            self.saver.committed(stepper.step, stepper.first == self.member)
         self.world.emit("commit", self.member.group, "step {} under {}", action.step, action.quorum)
 
     def _ended(self, id: QuorumId, result: Result | None) -> tuple[object, ...] | None:
@@ -263,7 +305,8 @@ class Trainer:
         wake_time = SLOW_WAKE_TIME if self.kernel.chance(0.05) else WAKE_TIME
         self.process.after(self.kernel.between(*wake_time), lambda: self._run(result))
 
-    def _news(self) -> None:
+    def notice(self) -> None:
+        """Something changed that the training thread may wait for."""
         if self._waits_for_news:
             self._waits_for_news = False
             self.process.after(self.kernel.between(*WAKE_TIME), lambda: self._run(None))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, Standing
+from planaria.core.founding import RESUMES
+from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
 from planaria.sim.coordinator import Coordinator, Store
+from planaria.sim.disk import Disk
 from planaria.sim.fabric import Fabric
 from planaria.sim.faults import APPLY
 from planaria.sim.invariants import Checker, Violation
@@ -60,7 +62,8 @@ class World:
             config.policy,
             calm=all(f.kind in PLANNED for f in config.faults),
             steady=all(f.kind in CONTROL_FAULTS for f in config.faults),
-            parting=config.policy is Policy.SHRINK and any(f.kind in PLANNED for f in config.faults),
+            parting=config.policy is Policy.SHRINK
+            and (config.save_every > 0 or any(f.kind in PLANNED for f in config.faults)),
         )
         self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
         self.store = Store()
@@ -70,8 +73,10 @@ class World:
         self.trainers: dict[Member, Trainer] = {}
         self.supervisors: dict[int, Supervisor] = {}
         self.speeds: dict[int, float] = {}
-        self.evicted: set[Member] = set()  # an operator took it upon himself
+        self.evicted = self.checker.evicted
+        self._disks: dict[str, Disk] = {}
         self.last_fault_at = 0.0
+        self.left = 0  # step of the newest checkpoint when the last holder of the state died
         self._incarnations: dict[int, int] = {}
         self._waiting: list[Fault] = []  # faults that wait for an event
         self._seen: dict[tuple[str, int], int] = {}
@@ -108,6 +113,9 @@ class World:
 
     def node_of(self, group: int) -> str:
         return f"node {self.node_number(group)}"
+
+    def disk_of(self, node: str) -> Disk:
+        return self._disks.setdefault("" if self.config.shared else node, Disk())
 
     def supervisor_of(self, group: int) -> Supervisor:
         return self.supervisors[self.node_number(group)]
@@ -226,16 +234,40 @@ class World:
 
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""
+        if not any(s.settled for s in standings):
+            top = max(s.step for s in standings)
+            self.checker.starts(quorum, top)
+            # A member that was fenced may hold an older state. It is right too, and needs no disk.
+            if top < self.left and not any(self.trainers[m].veteran for m in quorum.members):
+                self.checker.fail(f"{quorum.id} begins at step {top}, but the last to die left step {self.left}")
         latest = quorum.id == self.checker.quorums[-1].id  # or else who was stopped just ends an old roll call
         if latest and not any(s.settled or s.step for s in standings):
             for veteran in self.veterans():
                 if veteran.stepper.step and veteran.member not in quorum.members:
                     self.checker.fail(f"{quorum.id} starts afresh, but {veteran.describe()} has a state")
 
+    def died(self, trainer: Trainer) -> None:
+        if self.config.shared and trainer.stepper.settled and not self.holders():
+            self.left = self._newest_checkpoint()
+
+    def begins(self, run: QuorumId) -> None:
+        """All is lost, and the job is to begin again."""
+        # With a directory for each node, one that nobody has heard of may be found too late.
+        newest = self._newest_checkpoint() if self.config.shared else 0
+        self.checker.begins(run, newest)
+        self.emit("begin", -1, "run {}: the newest checkpoint is of step {}", run, newest)
+
+    def _newest_checkpoint(self) -> int:
+        return max((disk.newest for disk in self._disks.values()), default=0)
+
     def check_stop(self, reason: str) -> None:
         """Somebody says that the job cannot go on."""
         if any(s.stopped for s in self.supervisors.values()):
             return  # the first to hear of it has ended its groups
+        if self.config.save_every:
+            if self.checker.began < RESUMES or "it did not get from" not in reason:
+                self.checker.fail(f"the job could begin again from step {self._newest_checkpoint()}, but: {reason}")
+            return
         if holders := ", ".join(t.describe() for t in self.veterans()):
             self.checker.fail(f"{holders}, but: {reason}")
         if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders()]):

@@ -170,7 +170,8 @@ class Job:
             initial = combined([each.decode() for each in session.gather(state.digest().encode())])
 
         def ready(address: str) -> Ready:
-            return Ready(self.settings.member, address, prints, initial, self.shards, total, step=start)
+            saves = self._schedule is not None
+            return Ready(self.settings.member, address, prints, initial, self.shards, total, step=start, saves=saves)
 
         session.start(ready)
         return worker

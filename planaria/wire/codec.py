@@ -58,7 +58,7 @@ from planaria.wire.checks import (
 )
 
 # Raised whenever an old and a new release would misunderstand each other; checked in Hello and in Welcome.
-PROTOCOL = 1
+PROTOCOL = 2
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -306,6 +306,8 @@ def _ready_out(ready: Ready) -> pb.Ready:
         total_steps=count(ready.total_steps, "the number of steps"),
         after=encode_quorum_id(ready.after),
         step=count(ready.step, "a step"),
+        saves=ready.saves,
+        looked=encode_quorum_id(ready.looked),
     )
 
 
@@ -319,6 +321,8 @@ def _ready_in(ready: pb.Ready) -> Ready:
         count(ready.total_steps, "the number of steps"),
         decode_quorum_id(ready.after),
         count(ready.step, "a step"),
+        ready.saves,
+        decode_quorum_id(ready.looked),
     )
 
 
@@ -343,8 +347,8 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(desired=pb.Desired(groups=checks.group(groups, "the number of groups")))
         case Stop(reason):
             return pb.Order(stop=pb.Stop(reason=clip(reason)))
-        case Resume(reason):
-            return pb.Order(resume=pb.Resume(reason=clip(reason)))
+        case Resume(reason, run):
+            return pb.Order(resume=pb.Resume(reason=clip(reason), run=encode_quorum_id(run)))
         case _:
             assert_never(order)
 
@@ -369,7 +373,7 @@ def _order_in(message: pb.Order) -> Order:
         case "stop":
             return Stop(text(message.stop.reason, "a reason"))
         case "resume":
-            return Resume(text(message.resume.reason, "a reason"))
+            return Resume(text(message.resume.reason, "a reason"), decode_quorum_id(message.resume.run))
         case _:
             raise ProtocolError("an order of no known kind; is the lighthouse of a newer version?")
 

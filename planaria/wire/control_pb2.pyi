@@ -177,7 +177,7 @@ class Present(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step")
+    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,8 @@ class Ready(_message.Message):
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_FIELD_NUMBER: _ClassVar[int]
     member: Member
     address: str
     fingerprint: _containers.RepeatedCompositeFieldContainer[Fact]
@@ -194,7 +196,9 @@ class Ready(_message.Message):
     total_steps: int
     after: QuorumId
     step: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ...) -> None: ...
+    saves: bool
+    looked: QuorumId
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., saves: bool = ..., looked: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("member", "quorum", "step")
@@ -329,10 +333,12 @@ class Stop(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "run")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    run: QuorumId
+    def __init__(self, reason: _Optional[str] = ..., run: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("at", "kind", "text", "group", "data")

@@ -75,3 +75,13 @@ def test_whether_a_run_lives(tmp_path: Path) -> None:
     assert logdir.lives(tmp_path, RUN)
     (tmp_path / "summary.json").write_text(json.dumps({"job": "j"}))
     assert not logdir.lives(tmp_path, RUN), "its pid may be another's by now"
+
+
+def test_an_agent_that_died_is_known_again_by_what_it_left(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"job": "mine", "lighthouse": "h:1", "agent": "host-1"}))
+    for life in ("rg0/i0", "rg0/i3", "rg1/i0", "earlier-1/rg1/i5", "earlier-1/rgx/i9"):
+        (tmp_path / life).mkdir(parents=True)
+    assert logdir.former_life(tmp_path, "mine") == ("host-1", {0: 4, 1: 6})
+    assert logdir.former_life(tmp_path, "another") == logdir.former_life(tmp_path / "none", "mine") == ("", {})
+    (tmp_path / "summary.json").write_text(json.dumps({"job": "mine"}))
+    assert logdir.former_life(tmp_path, "mine") == ("", {}), "it has ended in order"

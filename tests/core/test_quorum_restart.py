@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from quorum_desk import LAST, Desk, line, working
 
 from planaria.core.ledger import LAST_WORD_WINDOW
@@ -117,3 +118,14 @@ def test_after_a_complete_run_the_next_one_of_its_name_starts_afresh() -> None:
     again = Desk(2, epoch=2, last=stored[-1])
     again.ready(0)
     assert again.ready(1)[-1] == "a1: founding 2.1 [0 1]"
+
+
+def test_an_operator_may_declare_members_dead_that_the_lighthouse_has_not_heard_of_since_its_restart() -> None:
+    desk = Desk(3, epoch=2, last=LAST, ready=False)
+    desk.connects(0, desk.report(0), Adopted(desk.member(0), QuorumId(1, 4), 7))
+    assert desk.wait(2 * LAST_WORD_WINDOW) == []
+    with pytest.raises(ValueError, match="no running group 3"):
+        desk.lighthouse.evict(3, desk.now)
+    desk.trouble(0, 4)
+    desk.lines(desk.lighthouse.evict(1, desk.now))
+    assert "store 2.1 [0]" in [*desk.lines(desk.lighthouse.evict(2, desk.now)), *desk.wait(1.0)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from quorum_desk import Desk, working
 
+from planaria.core.founding import FOUNDING_GRACE
 from planaria.core.messages import (
     QuorumId,
 )
-from planaria.core.quorum import FOUNDING_GRACE
 
 
 def test_the_first_quorum_waits_for_all_groups_and_is_stored_before_it_is_told() -> None:

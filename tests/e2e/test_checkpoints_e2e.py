@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from planaria.chaos.session import with_home
+from planaria.chaos.session import end, spawn, with_home
 from planaria.torch.checkpoint_files import Checkpoint, checkpoints_in
 from tests.e2e.harness import PATIENCE, TRAIN, Run
 
@@ -52,6 +56,105 @@ def test_all_groups_are_killed_at_once_and_again(tmp_path: Path, quiet: Quiet, r
     with Run(tmp_path / "quiet", *words, groups=1, options=options[4:], script=script) as run:
         assert run.end() == 0, run.log()
         assert digests == run.digests()
+
+
+@contextmanager
+def lighthouse(directory: Path) -> Iterator[str]:
+    """``planaria lighthouse`` by itself; its address."""
+    log = directory / "lighthouse.log"
+    store = ("--store", str(directory / "lighthouse.db"))
+    process = spawn([sys.executable, "-m", "planaria", "lighthouse", "--bind", "127.0.0.1:0", *store], os.environ, log)
+    try:
+        while not (said := [line for line in log.read_text().splitlines(keepends=True) if line.startswith("{")]):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.01)
+        yield str(json.loads(said[0])["address"])
+    finally:
+        end(process)
+
+
+def part(address: str, group: int) -> tuple[str, ...]:
+    """Options of one of two agents, with a group each. Neither begins alone."""
+    words = ("--lighthouse", address, "--job", "shared", "--min-groups", "2")
+    return *words, "--first-group", str(group), "--local-groups", "1"
+
+
+def begins(*runs: Run) -> list[int]:
+    """The first step of every life that made one."""
+    return sorted(life.commits[0].step for run in runs for life in run.watch.lives.values() if life.commits)
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+def test_a_checkpoint_of_which_nobody_lived_to_tell(tmp_path: Path, quiet: Quiet, agents: int) -> None:
+    args, where = ("--steps", "60", "--pause", "0.01", "--odd", "mute"), tmp_path / "checkpoints"
+    with lighthouse(tmp_path) as address, ExitStack() as stack:
+        options = [part(address, 0), part(address, 1)] if agents == 2 else [()]
+        runs = [
+            stack.enter_context(Run(tmp_path / f"run{i}", *args, groups=2, options=(*words, *saving(where, 10))))
+            for i, words in enumerate(options)
+        ]
+        for run in runs:
+            run.settled(2 // agents)
+        runs[0].until(lambda: newest(where) == 10, "a checkpoint")
+        for group in (0, 1):
+            runs[group % agents].signal(group)
+        for run in runs:
+            assert run.end() == 0, run.log()
+            assert not run.events("saved")[0]["text"].startswith("group 0 (incarnation 0)")
+            assert run.events("resume")
+        assert set().union(*(run.digests() for run in runs)) == {quiet(*args)}
+        assert begins(*runs) == [1, 1, 11, 11]
+
+
+def test_all_agents_are_killed_and_started_again(tmp_path: Path, quiet: Quiet) -> None:
+    args, where = ("--steps", "200", "--pause", "0.005"), tmp_path / "checkpoints"
+    with lighthouse(tmp_path) as address:
+        for life in (0, 1):
+            with ExitStack() as stack:
+                runs = [
+                    stack.enter_context(
+                        Run(tmp_path / f"run{i}", *args, groups=2, options=(*part(address, i), *saving(where, 20)))
+                    )
+                    for i in (0, 1)
+                ]
+                if not life:
+                    runs[0].until(lambda: newest(where) >= 20, "a checkpoint")
+                    for run in runs:
+                        assert run._run._process is not None
+                        run._run._process.kill()
+                    continue
+                for run in runs:
+                    assert run.end() == 0, run.log()
+                    assert run.digests() == {quiet(*args)}
+                    (journal,) = run.directory.glob("rg*/i*/metrics.jsonl")
+                    assert journal.parent.name != "i0", "a new incarnation"
+                    assert json.loads(journal.read_text().splitlines()[0])["step"] >= 20, "from the checkpoint"
+
+
+def test_two_agents_that_do_not_see_the_same_directory(tmp_path: Path, quiet: Quiet) -> None:
+    args = ("--steps", "60", "--pause", "0.01")
+    with lighthouse(tmp_path) as address, ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                Run(
+                    tmp_path / f"run{group}",
+                    *args,
+                    groups=2,
+                    options=(*part(address, group), *saving(tmp_path / f"checkpoints{group}", 10)),
+                )
+            )
+            for group in (0, 1)
+        ]
+        runs[0].step(1)
+        runs[0].until(lambda: runs[0].events("saved"), "word of a checkpoint")
+        for group in (1, 0):
+            runs[group].signal(group)
+        for run in runs:
+            assert run.end() == 0, run.log()
+            (told,) = run.events("unshared")
+            assert "group 1" in told["text"] and "sees step 0, but there is a checkpoint of step" in told["text"]
+            assert run.digests() == {quiet(*args)}
+        assert begins(*runs)[:3] == [1, 1, max(11, begins(*runs)[2])]
 
 
 def test_everything_is_ended_and_started_again_with_other_numbers_of_groups(tmp_path: Path, quiet: Quiet) -> None:

@@ -91,7 +91,7 @@ async def test_a_death_brings_a_smaller_quorum_to_the_others(server: Server) -> 
 
 async def test_the_machine_is_ticked_when_it_asks_for_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of three groups are ready: the third is waited for, then they begin. Only the clock can do that."""
-    monkeypatch.setattr("planaria.core.quorum.FOUNDING_GRACE", 0.2)
+    monkeypatch.setattr("planaria.core.founding.FOUNDING_GRACE", 0.2)
     async with FakeAgent(server.address, "a", groups=3) as agent:
         await agent.ready(0, 1)
         publish = await agent.wait_for(Publish)

@@ -224,7 +224,7 @@ def test_another_programs_database_is_left_alone(path: Path) -> None:
 def test_a_store_of_another_version_is_named(path: Path) -> None:
     filled(path)
     edit(path, "PRAGMA user_version = 9")
-    with pytest.raises(UsageError, match="has version 9, this release needs 1"):
+    with pytest.raises(UsageError, match="has version 9, this release needs 2"):
         Store.open(path)
 
 

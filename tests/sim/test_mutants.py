@@ -9,7 +9,7 @@ import pytest
 from planaria.core import stepper as core
 from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId
 from planaria.core.quorum import Lighthouse
-from planaria.core.roster import Effect, Persist
+from planaria.core.roster import Effect, Group, Persist
 from planaria.core.stepper import Stepper
 from planaria.sim.scenario import CONTROL_FAULTS, MEMBER_FAULTS, PLANNED, Scenario, random_scenario
 from planaria.sim.world import World
@@ -175,6 +175,21 @@ class DismissesTooEarly(Lighthouse):
         return not self.complete and super()._in_force(member)
 
 
+class BelievesReportsAlone(Lighthouse):
+    """Ends the job if all was lost before it heard of a checkpoint."""
+
+    def _all_lost(self) -> None:
+        self.saves = self.durable > 0
+        super()._all_lost()
+
+
+class BeginsWithAnybody(Lighthouse):
+    """Takes whoever is there for a beginning, with or without a look at the disk."""
+
+    def _looked(self, view: Group) -> bool:
+        return view.ready is not None
+
+
 class SleepsTooLong(Lighthouse):
     """Decides on news alone: what only becomes due is never done."""
 
@@ -233,6 +248,9 @@ LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
     (SleepsTooLong, MEMBER_FAULTS),
 ]
 
+SAVING = replace(BASE, save_every=1)
+SAVERS = [BelievesReportsAlone, BeginsWithAnybody]
+
 
 @pytest.mark.parametrize(("stepper", "base", "menu"), STEPPERS, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_mistake_in_the_stepper_is_found(stepper: type[Stepper], base: Scenario, menu: tuple[str, ...]) -> None:
@@ -242,6 +260,17 @@ def test_a_mistake_in_the_stepper_is_found(stepper: type[Stepper], base: Scenari
 @pytest.mark.parametrize(("lighthouse", "menu"), LIGHTHOUSES, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_mistake_in_the_lighthouse_is_found(lighthouse: type[Lighthouse], menu: tuple[str, ...]) -> None:
     assert hunt(lighthouse=lighthouse, menu=menu)
+
+
+@pytest.mark.parametrize("lighthouse", SAVERS, ids=lambda x: x.__name__)
+def test_a_mistake_around_checkpoints_is_found(lighthouse: type[Lighthouse]) -> None:
+    assert hunt(lighthouse=lighthouse, base=SAVING)
+
+
+def test_without_a_mistake_around_checkpoints_nothing_is_found() -> None:
+    for seed in range(60):
+        outcome = World(random_scenario(seed, SAVING)).run()
+        assert not outcome.failed, f"seed {seed}: {outcome.verdict}"
 
 
 @pytest.mark.parametrize("menu", [MEMBER_FAULTS, CONTROL_FAULTS, PLANNED], ids=["members", "control", "planned"])

@@ -140,11 +140,27 @@ def test_a_commit_must_have_the_state_of_the_quiet_run() -> None:
 
 def test_sources_of_a_healing_must_agree() -> None:
     checker = Checker(2, 4, Policy.REDISTRIBUTE)
-    assert checker.healed(Member(1, 0), 2, [(2, 99), (2, 99)]) == 99
-    with pytest.raises(Violation, match="sources that disagree"):
-        checker.healed(Member(1, 0), 2, [(2, 99), (2, 98)])
+    assert checker.healed(Member(1, 0), 2, [(2, 99, 0), (2, 99, 0)]) == (99, 0)
+    for other in ((2, 98, 0), (2, 99, 1)):
+        with pytest.raises(Violation, match="sources that disagree"):
+            checker.healed(Member(1, 0), 2, [(2, 99, 0), other])
     with pytest.raises(Violation, match="from a source that holds step 1"):
-        checker.healed(Member(1, 0), 2, [(1, 99)])
+        checker.healed(Member(1, 0), 2, [(1, 99, 0)])
+
+
+def test_a_run_begins_with_the_newest_checkpoint_and_makes_no_step_of_it_again() -> None:
+    checker, me = Checker(2, 4, Policy.REDISTRIBUTE), Member(0, 0)
+    checker.begins(QuorumId(1, 3), 2)
+    founding = Quorum(QuorumId(1, 4), (me,), ("",), True, "", founding=True)
+    with pytest.raises(Violation, match=r"1\.4 begins at step 1, but there was a checkpoint of step 2"):
+        checker.starts(founding, 1)
+    checker.starts(founding, 3)
+    shards = (frozenset({0, 1}),)
+    with pytest.raises(Violation, match="in a run that began at 3, out of turn"):
+        checker.committed(me, Exchange(founding.id, 2, shards), [Node(0, 2)], checker.reference[3], 0.0)
+    with pytest.raises(Violation, match="but the job began again meanwhile"):
+        checker.committed(me, Exchange(QuorumId(1, 2), 3, shards), [Node(0, 2)], checker.reference[4], 0.0)
+    checker.committed(me, Exchange(founding.id, 3, shards), [Node(0, 2)], checker.reference[4], 0.0)
 
 
 def test_epochs_only_rise_and_finishers_agree() -> None:

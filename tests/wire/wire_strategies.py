@@ -83,7 +83,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Synced),
     st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
     st.builds(Present, members, ranks),
-    st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids, counts),
+    st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids, counts, st.booleans(), quorum_ids),
     st.builds(Adopted, members, quorum_ids, counts),
     st.builds(Trouble, members, quorum_ids, counts, texts),
     st.builds(Finished, members, counts, texts),
@@ -99,7 +99,7 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Kill, groups, st.integers(1, 64), st.none() | ranks),
     st.builds(Desired, groups),
     st.builds(Stop, texts),
-    st.builds(Resume, texts),
+    st.builds(Resume, texts, quorum_ids),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
 group_statuses = st.builds(
