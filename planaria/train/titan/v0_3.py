@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torchtitan import trainer as titan
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import ParallelDims
@@ -99,7 +98,6 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
                     self._apply(step)
                 if config.validator.enable and self.validator.should_validate(self.step):
                     self.validator.validate(self.model_parts, self.step)
-                    self._reshard()
                 profiler.step()
                 if first:
                     timeout = timedelta(seconds=config.comm.train_timeout_seconds)
@@ -183,14 +181,6 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
             extra = {"n_tokens_seen": self.ntokens_seen, **lr_metrics}
             # Only means are known of other groups, so the mean stands for the largest loss, too.
             self.metrics_processor.log(self.step, loss, loss, float(grad_norm.item()), extra_metrics=extra)
-
-    def _reshard(self) -> None:
-        """A forward pass without backward leaves FSDP's outermost parameters gathered, where a peer that heals would
-        be given them in the wrong form."""
-        for part in self.model_parts:
-            for module in part.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
 
 
 def configurations(model: str) -> dict[str, Callable[[], Any]]:
