@@ -1,4 +1,7 @@
-"""FSDP2 over two ranks, with evaluations that leave parameters gathered. HOW says which; GATE is waited for in step 5."""
+"""FSDP2 over two ranks, with evaluations that leave parameters gathered. HOW says which.
+
+In the step AT every rank says that it is there, and waits for GATE.
+"""
 
 import os
 import time
@@ -41,7 +44,7 @@ for step in job.steps(12):
     job.clip_grad_norm_(0.01)
     optimizer.step()
     evaluate()
-    if step.index == 5 and (gate := os.environ.get("GATE")):
+    if (gate := os.environ.get("GATE")) and step.index == int(os.environ["AT"]):
         Path(f"{gate}-{job.group}-{job.rank}").touch()
         while not Path(gate).exists():
             time.sleep(0.01)
