@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import signal as signals
 
-from planaria.core.fingerprint import misfit, odd_ones, outdated
+from planaria.core.fingerprint import drift, misfit, odd_ones, outdated
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -174,6 +174,8 @@ class Lighthouse(Wishes):
         elif not known:
             start = f", from the checkpoint of step {report.step}" if report.step else ""
             self._event("ready", f"{report.member} is ready{start}", report.member.group)
+            if self.founded and not in_force:
+                self._drifts([report], self._at_work(report.member))
 
     def _adopted(self, agent: str, report: Adopted) -> None:
         self._news = self._news or self._waits or not self.founded
@@ -323,6 +325,7 @@ class Lighthouse(Wishes):
         for report, reason in odd:
             self._refuse(self.seen.groups[report.member.group], reason)
         if not odd:
+            self._drifts(reports[1:], reports[:1])
             self._publish(ready, True, "the job starts", founding=True)
 
     def _replace(self, base: Quorum, gone: list[Member]) -> None:
@@ -447,6 +450,12 @@ class Lighthouse(Wishes):
     def _at_work(self, besides: Member) -> list[Ready]:
         views = self.seen.groups.values()
         return [v.ready for v in views if v.ready and v.state is State.ACTIVE and v.member != besides]
+
+    def _drifts(self, joining: list[Ready], others: list[Ready]) -> None:
+        """Tell of members that may differ in what bits depend on, and do."""
+        for report in joining:
+            if told := drift(report, others):
+                self._event("drift", told, report.member.group)
 
     def _founding_grace(self) -> float:
         return max(FOUNDING_GRACE, (self._first_ready_at or 0.0) - (self._started_at or 0.0))
