@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +139,7 @@ class Part:
     """One protected object. ``check`` returns sentences about what does not fit; ``apply`` follows only if all
     parts' checks returned none."""
 
-    can_fail = False  # apply may raise: then remember and put_back frame it
+    can_fail = False  # apply may raise: then what ``undoing`` gave before puts it right
 
     def __init__(self, name: str, kind: str) -> None:
         self.name = name
@@ -180,10 +180,8 @@ class Part:
         """Where the object's tensors are; modules only."""
         return iter(())
 
-    def remember(self) -> None:
-        raise NotImplementedError
-
-    def put_back(self) -> None:
+    def undoing(self) -> Callable[[], None]:
+        """What puts the object back to how it is now."""
         raise NotImplementedError
 
 
@@ -315,7 +313,6 @@ class StatefulPart(Part):
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name, type(value).__qualname__)
         self._value = value
-        self._before: tuple[Any, list[Tensor]] = (None, [])
         self._marked: tuple[Any, list[Tensor]] = (None, [])
 
     def pack(self, tensors: list[Tensor]) -> Any:
@@ -334,13 +331,11 @@ class StatefulPart(Part):
     def apply(self, body: Any, received: Received) -> None:
         self._value.load_state_dict(plain.unpack(body, received))
 
-    def remember(self) -> None:
+    def undoing(self) -> Callable[[], None]:
         tensors: list[Tensor] = []
         body = self.pack(tensors)
-        self._before = (body, [tensor.detach().clone() for tensor in tensors])
-
-    def put_back(self) -> None:
-        self._value.load_state_dict(plain.unpack(*self._before))
+        copies = [tensor.detach().clone() for tensor in tensors]
+        return lambda: self._value.load_state_dict(plain.unpack(body, copies))
 
 
 def _packed(part: Part) -> tuple[Any, list[Tensor]]:

@@ -8,7 +8,7 @@ A restore checks everything before it writes anything.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,10 @@ class ProtectedState:
         for part in self._parts.values():
             part.mark()
         self._versions = self._tensor_versions()
+
+    def mark_only(self, name: str) -> None:
+        """Of one object, this moment's state counts."""
+        self._parts[name].mark()
 
     def _tensor_versions(self) -> int:
         if self._watched is None:
@@ -161,19 +165,17 @@ class ProtectedState:
 
     def _apply(self, theirs: dict[str, Any], received: Received) -> None:
         # Foreign objects first: their load_state_dict is the only thing that can still fail, and is undone then.
-        undo: list[Part] = []
+        undo: list[Callable[[], None]] = []
         try:
             for name, part in self._parts.items():
                 if part.can_fail:
-                    part.remember()
-                    undo.append(part)
+                    undo.append(part.undoing())
                     part.apply(theirs[name][1], received)
         except Exception as error:
-            for part in undo:
-                part.put_back()
+            for put_back in undo:
+                put_back()
             raise UsageError(
-                f"{undo[-1].name} cannot take over the state of the job ({type(error).__name__}: {error}). Nothing was "
-                "changed"
+                f"{name} cannot take over the state of the job ({type(error).__name__}: {error}). Nothing was changed"
             ) from error
         for name, part in self._parts.items():
             if not part.can_fail:

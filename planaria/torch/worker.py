@@ -262,6 +262,7 @@ class Worker:
     def _check_metrics(self) -> None:
         if not self.metric_names:
             self._facts["metrics"] = sorted(self._recorded)
+            self.state.mark_only("planaria")  # whoever heals in this very step may compute nothing of it
         if tuple(sorted(self._recorded)) != self.metric_names:
             raise UsageError(
                 f"{self.settings.where}, step {self.step}: step.record got {sorted(self._recorded)} in this shard but "

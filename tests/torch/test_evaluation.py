@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
 from planaria.core.messages import Adopted, Finished
-from tests.torch.pretend_agent import PATIENCE, PretendAgent
-
-
-def appear(*paths: Path) -> None:
-    until = time.monotonic() + PATIENCE
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < until, paths
-        time.sleep(0.02)
+from tests.torch.pretend_agent import PretendAgent
+from tests.torch.waiting import appear
 
 
 # The step after which a group dies: within the next one's batches the others heal its successor, or, after the last
