@@ -1,8 +1,8 @@
-"""torchtitan 0.3's Trainer with Planaria's steps: its model, parallelisms, optimizer, schedule, losses and metrics.
+"""torchtitan 0.3's Trainer, whose loop goes over Planaria's steps.
 
-Inside a group everything is torchtitan's. Across groups it is as if torchtitan ran with a
-``data_parallel_replicate_degree`` of V, the number of shards: the data is split alike, the global batch is the same,
-all tokens weigh the same.
+A group is one torchtitan world: model, parallelism, optimizer, learning rates, loss and metrics are torchtitan's. What
+a step consists of is what it would be under ``data_parallel_replicate_degree`` V, the number of shards (not of groups):
+shard v reads the data of data rank v, the global batch is all V shards, and every valid token of it weighs the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Batch = list[tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
 class Trainer(titan.Trainer):  # type: ignore[misc]
-    """One rank of one group."""
+    """This process's trainer: one rank of one group."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.Trainer.Config):  # type: ignore[misc]
@@ -109,8 +109,8 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
         logger.info("Training completed")
 
     def _start_from_weights(self) -> None:
-        """Load what the training is to start from, and have the job save and resume. Positions, optimizer and step come
-        from Planaria's checkpoints only: they are exact, and no torchtitan knows a job's."""
+        """Load the weights that the training is to start from, if any are given, and have the job save and resume.
+        It resumes from Planaria's checkpoints only: torchtitan's do not say where each shard stands in the data."""
         config = self.config.checkpoint
         if not config.enable:
             return
