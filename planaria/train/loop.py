@@ -153,7 +153,7 @@ class Speed:
         return self._then
 
     def since(self, step: int, groups: int) -> dict[str, float]:
-        """Over the steps since the last call, of which ``step`` is the newest; nothing at the first call. ``groups`` took
+        """Over the steps since the last call, ``step`` being the newest; nothing at the first call. ``groups`` took
         part in it."""
         before = self._then
         then, now = self.start(step)
