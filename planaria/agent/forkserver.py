@@ -90,7 +90,7 @@ def preload(names: str) -> str | None:
     return None
 
 
-def fork_rank(request: ForkRequest, server: socket.socket, path: list[str], keep: frozenset[int]) -> int:
+def fork_rank(request: ForkRequest, path: list[str], keep: frozenset[int]) -> int:
     """Fork a rank and return its pid; by then it is a child of the agent. Never returns in the rank."""
     if thread_count() != 1:
         raise RuntimeError("the fork server is not single-threaded any more")
@@ -135,7 +135,7 @@ def serve(server: socket.socket, path: list[str], keep: frozenset[int]) -> None:
         for raw in unpack(buffer):
             request = ForkRequest.decode(raw)
             try:
-                answer: dict[str, Any] = {"id": request.id, "pid": fork_rank(request, server, path, keep)}
+                answer: dict[str, Any] = {"id": request.id, "pid": fork_rank(request, path, keep)}
             except (OSError, RuntimeError) as error:
                 answer = {"id": request.id, "error": str(error)}
             server.sendall(pack(answer))

@@ -90,6 +90,9 @@ class Life:
         """Poll the pages and the process table; a sentence if a rank is suspicious."""
         for rank in self.ranks:
             rank.look(now)
+        if any(rank.watch.stopped for rank in self.ranks):
+            for rank in self.ranks:
+                rank.watch.excuse()
         if self.adopted and not self.settled and self.view is not None and self.view.phase in _AT_WORK:
             self.settled, self.settle_seconds = True, now - self.created
         found, why = suspicious([rank for rank in self.ranks if not rank.over], now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from planaria.core.fingerprint import odd_ones, outdated
+from planaria.core.fingerprint import drift, odd_ones, outdated
 from planaria.core.ledger import Ledger
 from planaria.core.messages import NO_QUORUM, Ready, Resume, Saved
 from planaria.core.roster import Group, LineageRecord, State
@@ -80,7 +80,14 @@ class Founding(Ledger):
         for report in older:
             text = f"{report.member} sees {outdated(report, newest)}. It takes the state from the others"
             self._event("unshared", text, report.member.group)
+        self._drifts(reports[1:], reports[:1])
         self._publish(ready, True, "the job starts", founding=True)
+
+    def _drifts(self, joining: list[Ready], others: list[Ready]) -> None:
+        """Tell of members that may differ in what bits depend on, and do."""
+        for report in joining:
+            if told := drift(report, others):
+                self._event("drift", told, report.member.group)
 
     def _look_further(self, ready: int) -> bool:
         """Nobody who is there sees the newest checkpoint that is known of. Whether one may still come who does."""

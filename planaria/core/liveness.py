@@ -168,8 +168,8 @@ class ProgressWatch:
         self._training_at = 0.0  # watched time of the last sign of life
         self._control_at = 0.0
         self._stops = 0  # polls in a row that found it stopped
-        # Silences during which it was stopped are explained by that, and teach nothing.
-        self._training_stopped = self._control_stopped = False
+        # Silences during which it was stopped, or one that it may wait for, are explained by that and teach nothing.
+        self._training_explained = self._control_explained = False
         self._pass_longest = 0.0  # longest silence of this pass through the phase
 
     def observe(self, now: float, sample: ProgressSample) -> None:
@@ -183,6 +183,16 @@ class ProgressWatch:
         self._observe_stop(last, sample)
         self._observe_control(at, last, sample)
         self._observe_training(at, last, sample)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the newest poll found the process stopped."""
+        return self._last is not None and self._last.stopped
+
+    def excuse(self) -> None:
+        """Another rank of its group is stopped, and its training thread may be waiting for that one: while it is
+        silent now, it teaches nothing."""
+        self._training_explained = True
 
     def verdict(self, now: float) -> str | None:
         """None if all is well, else a sentence that says why the rank is suspected."""
@@ -232,20 +242,20 @@ class ProgressWatch:
             return
         # One that is being read by a profiler runs between two polls.
         self._stops = self._stops + 1 if sample.control_beat == last.control_beat else 1
-        self._training_stopped = self._control_stopped = True
+        self._training_explained = self._control_explained = True
 
     def _observe_control(self, at: float, last: ProgressSample, sample: ProgressSample) -> None:
         judged = _control_judged(last) and _control_judged(sample)
         if sample.control_beat == last.control_beat and judged:
             return
-        if judged and not self._control_stopped:
+        if judged and not self._control_explained:
             self.times.control.ended(at - self._control_at)
-        self._control_at, self._control_stopped = at, sample.stopped
+        self._control_at, self._control_explained = at, sample.stopped
 
     def _observe_training(self, at: float, last: ProgressSample, sample: ProgressSample) -> None:
         if (sample.beat, sample.phase) == (last.beat, last.phase):
             return
-        silence = 0.0 if self._training_stopped else at - self._training_at
+        silence = 0.0 if self._training_explained else at - self._training_at
         self._pass_longest = max(self._pass_longest, silence)
         over = sample.phase is not last.phase
         training = self._training(last.phase)
@@ -254,7 +264,7 @@ class ProgressWatch:
         if over:
             self._passes[sample.phase] = self._passes.get(sample.phase, 0) + 1
             self._pass_longest = 0.0
-        self._training_at, self._training_stopped = at, sample.stopped
+        self._training_at, self._training_explained = at, sample.stopped
 
 
 def _control_judged(sample: ProgressSample) -> bool:

@@ -294,8 +294,8 @@ class Standing:
     step: int  # steps committed; the step being worked on has this index
     settled: bool  # False: fresh or fenced, its state does not count and must be healed
     have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
-    weight: float = 1.0  # shards it can compute per unit of time, relative
     under: QuorumId = NO_QUORUM  # quorum of its newest commit: with `step`, the identity of its state
+    seconds_per_shard: float = 0.0  # as in its newest control word; 0: it has none yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,8 @@ class Lighthouse(Wishes):
         elif not known:
             start = f", from the checkpoint of step {report.step}" if report.step else ""
             self._event("ready", f"{report.member} is ready{start}", report.member.group)
+            if self.founded and not in_force:
+                self._drifts([report], self._at_work(report.member))
 
     def _adopted(self, agent: str, report: Adopted) -> None:
         self._news = self._news or self._waits or not self.founded

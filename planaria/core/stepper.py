@@ -159,6 +159,8 @@ class Stepper:
         self._asked_to_stop = False  # this process
         self._stopping = False  # all members, from the commit on at which one said so
         self._mine: frozenset[int] = frozenset()  # shards of `step` given to this member so far
+        self._rank = 0  # of this member in the quorum that was rolled last
+        self._seconds = 0.0  # per shard, as said in the control word of the newest exchange
         self._ending: Finish | Leave | None = None
 
     # --- control side ----------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Stepper:
 
     def broken(self, id: QuorumId, text: str) -> list[Effect]:
         """The communicator of ``id`` could not be built, or failed in use."""
-        if self.target is not None and self.target.id == id and not self._broken:
+        if self.works_under(id):
             self._broken = True
             return [Tell(Trouble(self.me, id, self.step, text))]
         if self.planned is not None and self.planned.id == id and id not in self._formed:
@@ -239,7 +241,7 @@ class Stepper:
             return Wait(parked=not self.settled)
         if self._rolled != target.id:
             have = frozenset(self.have) if self.settled else frozenset()
-            return RollCall(target.id, Standing(self.step, self.settled, have, under=self.under))
+            return RollCall(target.id, Standing(self.step, self.settled, have, self.under, self._seconds))
         if self._heal is not None:
             self._transfer = self._heal
             return self._heal
@@ -263,14 +265,14 @@ class Stepper:
         """Whether the communicator of ``id`` is, or may become, of use."""
         return any(q is not None and q.id == id for q in (self.target, self.planned, self._advertised, self._switch))
 
-    def interrupted(self, id: QuorumId) -> bool:
-        """Whether a wait on ``id`` is over: another quorum is to be taken up, or its communicator is known broken."""
-        return self.target is None or self.target.id != id or self._broken
+    def works_under(self, id: QuorumId) -> bool:
+        """Whether ``id`` is in force here and not known to be broken."""
+        return self.target is not None and self.target.id == id and not self._broken
 
     def rolled(self, id: QuorumId, standings: Sequence[Standing]) -> list[Effect]:
         """The roll call on ``id`` is complete; ``standings`` by rank. Every member comes to the same conclusions."""
         target = self.target
-        if target is None or target.id != id or self._broken:
+        if target is None or not self.works_under(id):
             return []
         rank = target.members.index(self.me)
         holders = [r for r, s in enumerate(standings) if s.settled]
@@ -288,7 +290,7 @@ class Stepper:
         top, under = max((standings[r].step, standings[r].under) for r in holders)
         sources = tuple(r for r in holders if (standings[r].step, standings[r].under) == (top, under))
         healers = tuple(r for r in range(len(standings)) if r not in sources)
-        self._rolled, self.first = id, target.members[0]
+        self._rolled, self._rank, self.first = id, rank, target.members[0]
         if top >= self.total and not healers:
             self._ending = Finish(top)
             return [Tell(Adopted(self.me, id, top))]
@@ -296,7 +298,8 @@ class Stepper:
             self._heal = Heal(id, top, sources, healers, receive=rank in healers)
             self._healed_under = under
         haves = [standings[r].have if r in sources else frozenset() for r in range(len(standings))]
-        self._owned = self._share(target, haves, [s.weight for s in standings]) if top < self.total else ()
+        weights = weights_of([s.seconds_per_shard for s in standings])
+        self._owned = self._share(target, haves, weights) if top < self.total else ()
         if rank in healers:
             return []  # until the transfer is complete the old state stands: should the sources die, it may be needed
         self.settled = True
@@ -366,6 +369,9 @@ class Stepper:
         applied it. Holds even if a newer quorum was heard at the same moment: who finished is right."""
         self._exchanged_under = id
         self._stopping = any(w.stop for w in words)
+        self._seconds = words[
+            self._rank
+        ].seconds_per_shard  # not what word() was given: some rank may not have got there
         named = {w.planned for w in words}
         self._switch = None
         if self.target is None or self.target.id != id:

@@ -147,7 +147,7 @@ class Trainer:
 
     def broken(self, id: QuorumId, text: str) -> None:
         self.world.emit("broken", self.member.group, "{}: {}", id, text)
-        if text != "given up here" and self.stepper.settled and not self.stepper.interrupted(id):
+        if text != "given up here" and self.stepper.settled and self.stepper.works_under(id):
             self.world.checker.broken(self.member, id, text)
         self._do(self.stepper.broken(id, text))
         self.notice()

@@ -94,17 +94,3 @@ def shaped(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
     if is_dense(own.shape, own.stride()):
         return part.as_strided(own.shape, own.stride())
     return part.view(own.shape)
-
-
-def wrapped(grad: Tensor, parameter: Tensor) -> Tensor:
-    """A local gradient as the kind of tensor that the parameter is."""
-    if not isinstance(parameter, DTensor):
-        return grad
-    return DTensor.from_local(
-        grad,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

@@ -6,7 +6,6 @@ What all ranks of a group hold together (a DTensor over all of them) can be take
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,12 +126,11 @@ def plain_of(checkpoint: Checkpoint, world: GroupWorld) -> tuple[list[Any], list
 
 
 def wanted(
-    checkpoint: Checkpoint, name: str, key: str, theirs: TensorSpec, living: Mapping[str, Tensor], world: GroupWorld
+    checkpoint: Checkpoint, name: str, key: str, theirs: TensorSpec, like: Tensor | None, world: GroupWorld
 ) -> tuple[str, TensorSpec, Box]:
     """What this rank reads of a tensor: the key, its form here, and the part. ``key`` is that of the rank whose plain
     data this one takes. The layout inside the group may be another than the one that was saved: that of the living
-    tensor counts or, for the state of an optimizer that has not stepped yet, that of its parameter."""
-    like = living.get(name, living.get(name.partition("[")[2].partition("]")[0]))
+    tensor ``like`` counts (see Part.models)."""
     if like is not None and (source := _source(checkpoint, name, key_of(name, like, world), world)):
         here, (shape, offsets), meta = live(like), box_of(like), checkpoint.tensors[source]
         if meta.size == shape:

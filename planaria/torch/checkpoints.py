@@ -291,12 +291,12 @@ class Checkpoints:
     def _read(self, checkpoint: Checkpoint) -> tuple[bytes, list[Tensor]]:
         """Manifest and tensors of a state, as this rank takes it up."""
         objects, tensors = plain_of(checkpoint, self._world)
-        living = self._state.named()[1]
+        models = self._state.models(objects)
         specs: list[TensorSpec] = []
         wires: list[Tensor] = []
         pieces: dict[str, Piece] = {}
-        for name, key, theirs in tensors:
-            key, spec, box = wanted(checkpoint, name, key, theirs, living, self._world)
+        for index, (name, key, theirs) in enumerate(tensors):
+            key, spec, box = wanted(checkpoint, name, key, theirs, models.get(index), self._world)
             wires.append(torch.empty(spec.wire_shape, dtype=spec.dtype))
             specs.append(spec)
             pieces[key] = Piece(spec.view(wires[-1]), *box)

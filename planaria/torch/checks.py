@@ -14,7 +14,8 @@ from planaria.torch.world import GroupWorld, part_of
 
 class BufferWatch:
     """Buffers, given as (name, module, attribute), must not change in the forward pass: what they would hold would
-    depend on which group computed which shard."""
+    depend on which group computed which shard, and in which order. A running mean over the shards of a step could be
+    put together like gradients, but a layer's own formula cannot: each update rounds on top of the one before."""
 
     def __init__(self, buffers: Sequence[tuple[str, torch.nn.Module, str]]) -> None:
         self._buffers = buffers
@@ -28,8 +29,9 @@ class BufferWatch:
         for (name, _, _), then, now in zip(self._buffers, before, self.now(), strict=True):
             if now != then:
                 raise UsageError(
-                    f"{where}: the buffer {name} changed in the forward pass, so groups would come to differ; use a "
-                    "layer without running statistics (LayerNorm, GroupNorm), or put that layer into eval mode"
+                    f"{where}: the buffer {name} changed in the forward pass, so groups would come to differ. Running "
+                    "statistics, SyncBatchNorm's too, cannot be kept: use GroupNorm or LayerNorm, or BatchNorm with "
+                    "track_running_stats=False, or put that layer into eval mode while training (frozen statistics)"
                 )
 
 

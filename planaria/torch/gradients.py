@@ -23,7 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from planaria.core.tree import Merge, Node, maximal_nodes, merge_plan
 from planaria.errors import ProtocolError, UsageError
 from planaria.exchange.layout import Layout
-from planaria.torch.buckets import Bucket, Slab, local_numel, wrapped
+from planaria.torch.buckets import Bucket, Slab, local_numel
+from planaria.torch.parts import wrapped
 from planaria.torch.records import pack_presence
 
 OnBucket = Callable[[int, list[Tensor]], None]

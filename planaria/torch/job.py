@@ -36,6 +36,7 @@ class Job:
         self._overlap = True
         self._allow_unused = False
         self._started = False
+        self._parameters: list[torch.nn.Parameter] = []  # of the protected modules, once the steps have begun
         self._schedule = read_schedule(None, None, None)
         self._page = None
         if settings.directory is not None:
@@ -84,8 +85,9 @@ class Job:
         """Name what makes up the state of the training: what peers give to a group that heals.
 
         Args:
-            objects: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``, and dictionaries of
-                plain data. The parameters of the modules that need gradients are those that are exchanged.
+            objects: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``, lists and dictionaries
+                of these, and dictionaries of plain data. The parameters of the modules that need gradients are those
+                that are exchanged.
             overlap: exchange gradients while the last shard's backward goes on. Needs one ``backward`` for each
                 batch; without it, several are fine.
             allow_unused: a parameter without a gradient in some shards counts as zero there, instead of an error.
@@ -120,8 +122,10 @@ class Job:
         Call it after ``step.batches``, on every rank. The norm is that of the whole model, whatever is spread over
         the ranks of the group: see :func:`planaria.torch.clipping.clip_grad_norm_`.
         """
+        if not self._parameters:
+            raise UsageError("job.clip_grad_norm_ must be called in the loop over job.steps")
         stages = self.mesh["pp"] if "pp" in self._world.shape else None
-        return clip_grad_norm_((parameter for _, parameter in self._tensors()[0]), max_norm, norm_type, stages)
+        return clip_grad_norm_(self._parameters, max_norm, norm_type, stages)
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps 0 to ``total`` - 1, each committed exactly once by the job; those that a checkpoint holds are not
@@ -150,12 +154,16 @@ class Job:
             raise UsageError("job.steps can be called once; put all steps into one loop")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
-        parameters, buffers = self._tensors()
-        self._started = True
         facts: dict[str, Any] = {"metrics": []}
         state = ProtectedState(**self._protected, planaria=facts)
+        parameters = [parameter for _, parameter in state.parameters()]
+        if not parameters:
+            raise UsageError("job.protect(model=...) must name the model before job.steps")
+        if not any(parameter.requires_grad for parameter in parameters):
+            raise UsageError("the protected modules have no parameters that need gradients: nothing to train")
+        self._started, self._parameters = True, parameters
         session = Session(self.settings, self._world, self._page, state.device)
-        worker = Worker(session, state, facts, parameters, buffers, self._overlap, self._allow_unused)
+        worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         own = fingerprint(state, self.settings, self.exact, layout=self._world.layout, steps=str(total))
         prints = of_group(own, session.gather)
         start, initial = 0, ""
@@ -175,26 +183,6 @@ class Job:
 
         session.start(ready)
         return worker
-
-    def _tensors(self) -> tuple[list[tuple[str, torch.nn.Parameter]], list[tuple[str, torch.nn.Module, str]]]:
-        """All parameters of the protected modules, tied ones once, and where their buffers are."""
-        modules = {k: v for k, v in self._protected.items() if isinstance(v, torch.nn.Module)}
-        if not modules:
-            raise UsageError("job.protect(model=...) must name the model before job.steps")
-        named: dict[int, tuple[str, torch.nn.Parameter]] = {}
-        buffers: dict[int, tuple[str, torch.nn.Module, str]] = {}
-        for key, module in modules.items():
-            for name, parameter in module.named_parameters():
-                named.setdefault(id(parameter), (f"{key}.{name}", parameter))
-            for path, owner in module.named_modules():
-                for name, buffer in owner.named_buffers(recurse=False):
-                    where = ".".join(filter(None, (key, path, name)))
-                    buffers.setdefault(id(buffer), (where, owner, name))
-        if not any(parameter.requires_grad for _, parameter in named.values()):
-            raise UsageError(
-                f"the protected {', '.join(modules)} has no parameters that need gradients: nothing to train"
-            )
-        return list(named.values()), list(buffers.values())
 
 
 def init(

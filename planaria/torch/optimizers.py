@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from planaria.errors import ProtocolError
 from planaria.torch import plain
-from planaria.torch.parts import Part, TensorSpec, differs, live
+from planaria.torch.parts import Part, Received, TensorSpec, differs, live, wrapped
 
 
 class OptimizerPart(Part):
@@ -33,8 +32,9 @@ class OptimizerPart(Part):
         return [{**group, "params": len(group["params"])} for group in self._optimizer.param_groups]
 
     def _path(self, index: int) -> str:
-        parameter = self._parameters()[index]
-        return f"{self.name}.state[{self._parameter_names.get(id(parameter), index)}]"
+        parameters = self._parameters()  # a peer's, or a checkpoint's, may be more
+        name = self._parameter_names.get(id(parameters[index]), index) if index < len(parameters) else index
+        return f"{self.name}.state[{name}]"
 
     def mark(self) -> None:
         self._marked = self._groups()  # the state itself changes in optimizer.step only
@@ -62,6 +62,17 @@ class OptimizerPart(Part):
             yield from plain.places(group, f"{self.name}.param_groups[{index}]")
         for index, item in body["state"]:
             yield from plain.places(item, self._path(index))
+
+    def models(self, body: Any) -> dict[int, Tensor]:
+        """Of a parameter's state that is not there yet, the parameter is the model."""
+        parameters = self._parameters()
+        found = {
+            place: parameters[index]
+            for index, item in body["state"]
+            if index < len(parameters)
+            for place, _ in plain.places(item, "")
+        }
+        return found | super().models(body)
 
     def _unpack(self, body: Any, sources: Sequence[Tensor]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
         try:
@@ -96,9 +107,9 @@ class OptimizerPart(Part):
             problems += _compare(self._path(index), existing, item)
         return problems
 
-    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        groups, state = self._unpack(body, sources)
-        by_id = {id(source): spec for source, spec in zip(sources, specs, strict=True)}
+    def apply(self, body: Any, received: Received) -> None:
+        groups, state = self._unpack(body, received.sources)
+        by_id = {id(source): spec for source, spec in zip(received.sources, received.specs, strict=True)}
         for group, theirs in zip(self._optimizer.param_groups, groups, strict=True):
             del theirs["params"]
             for key in theirs:
@@ -141,13 +152,4 @@ def _create(theirs: Tensor, spec: TensorSpec, parameter: Tensor | None) -> Tenso
     """A new tensor like the peer's: on the host if it was there, else on the parameter's device."""
     on_host = spec.device == "cpu" or parameter is None
     made = spec.empty("cpu" if on_host or parameter is None else parameter.device).copy_(theirs)
-    if spec.sharded and isinstance(parameter, DTensor):
-        return DTensor.from_local(
-            made,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-    return made
+    return wrapped(made, parameter) if spec.sharded and parameter is not None else made

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from planaria.errors import ProtocolError, UsageError
@@ -87,6 +88,14 @@ def live(tensor: Tensor) -> Tensor:
     return local
 
 
+def wrapped(local: Tensor, like: Tensor) -> Tensor:
+    """A rank's part of a tensor as the kind of tensor that ``like`` is: a DTensor laid out alike, or what it is."""
+    if not isinstance(like, DTensor):
+        return local
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
 def spec_of(tensor: Tensor) -> TensorSpec:
     local = live(tensor)
     permuted = not local.is_contiguous() and is_dense(local.shape, local.stride())
@@ -130,7 +139,7 @@ class Part:
     """One protected object. ``check`` returns sentences about what does not fit; ``apply`` follows only if all
     parts' checks returned none."""
 
-    can_fail = False  # apply may raise: then remember and put_back frame it
+    can_fail = False  # apply may raise: then what ``undoing`` gave before puts it right
 
     def __init__(self, name: str, kind: str) -> None:
         self.name = name
@@ -149,12 +158,20 @@ class Part:
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
         raise NotImplementedError
 
-    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+    def apply(self, body: Any, received: Received) -> None:
         raise NotImplementedError
 
     def places(self, body: Any) -> Iterator[tuple[int, str]]:
         """(index, name) of every tensor in a packed body, for people and for files."""
         return plain.places(body, self.name)
+
+    def models(self, body: Any) -> dict[int, Tensor]:
+        """By index, the living tensor whose layout over the ranks of the group each tensor of a packed body is to
+        take: the one in its place."""
+        tensors: list[Tensor] = []
+        own = self.pack(tensors)
+        living = {name: tensors[index] for index, name in self.places(own)}
+        return {index: living[name] for index, name in self.places(body) if name in living}
 
     def describe(self) -> list[str]:
         return []
@@ -163,17 +180,13 @@ class Part:
         """Where the object's tensors are; modules only."""
         return iter(())
 
-    def remember(self) -> None:
-        raise NotImplementedError
-
-    def put_back(self) -> None:
+    def undoing(self) -> Callable[[], None]:
+        """What puts the object back to how it is now."""
         raise NotImplementedError
 
 
 def make_part(name: str, value: Any, parameter_names: dict[int, str]) -> Part:
-    """The part for an object. Raises UsageError if it has no state that could be given to peers."""
-    if isinstance(value, nn.Module):
-        return ModulePart(name, value)
+    """The part for an object that is no module. Raises UsageError if it has no state that could be given to peers."""
     if isinstance(value, torch.optim.Optimizer):
         from planaria.torch.optimizers import OptimizerPart
 
@@ -189,15 +202,38 @@ def make_part(name: str, value: Any, parameter_names: dict[int, str]) -> Part:
 
 
 class ModulePart(Part):
-    """All parameters and buffers of a module, non-persistent buffers included, tied ones once."""
+    """All parameters and buffers of a module, non-persistent buffers included, tied ones once.
+
+    The parameters are those of the beginning. FSDP2 puts others in their places while they are gathered, which they
+    stay after a forward pass without a backward (an evaluation); but what the optimizer steps are these.
+    """
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, "module")
         self._module = module
+        self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
+        self.reshard()
+        self.parameters = dict(module.named_parameters())
+
+    def reshard(self) -> None:
+        """Free what FSDP2 has gathered: it is a copy, and does not follow its parameters. No collective is needed, but
+        all ranks of the group must do so at the same point, or one of them alone would gather again."""
+        for module in self._sharded:
+            module.reshard()
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        named = {**self.parameters, **dict(self._module.named_buffers())}
         return {name: _check_strided(f"{self.name}.{name}", tensor) for name, tensor in named.items()}
+
+    def watched(self) -> Iterator[Tensor]:
+        """Parameters and buffers."""
+        return iter(self._tensors().values())
+
+    def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """(name, module, attribute) of every buffer: it may be replaced."""
+        for path, owner in self._module.named_modules():
+            for name, _ in owner.named_buffers(recurse=False):
+                yield ".".join(filter(None, (self.name, path, name))), owner, name
 
     def pack(self, tensors: list[Tensor]) -> Any:
         body = []
@@ -225,8 +261,9 @@ class ModulePart(Part):
                 problems += differs(f"{self.name}.{name}", tensor, theirs[name])
         return problems
 
-    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        theirs = self._theirs(body, sources)
+    def apply(self, body: Any, received: Received) -> None:
+        theirs = self._theirs(body, received.sources)
+        self.reshard()
         for name, tensor in self._tensors().items():
             live(tensor).copy_(theirs[name])
 
@@ -262,10 +299,10 @@ class DictPart(Part):
             raise ProtocolError(f"a peer's state of {self.name} is no dict")
         return []
 
-    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        received = plain.unpack(body, Copies(sources, specs))
+    def apply(self, body: Any, received: Received) -> None:
+        theirs = plain.unpack(body, received)
         self._value.clear()
-        self._value.update(received)
+        self._value.update(theirs)
 
 
 class StatefulPart(Part):
@@ -276,7 +313,6 @@ class StatefulPart(Part):
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name, type(value).__qualname__)
         self._value = value
-        self._before: tuple[Any, list[Tensor]] = (None, [])
         self._marked: tuple[Any, list[Tensor]] = (None, [])
 
     def pack(self, tensors: list[Tensor]) -> Any:
@@ -292,16 +328,14 @@ class StatefulPart(Part):
         plain.unpack(body, sources)
         return []
 
-    def apply(self, body: Any, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        self._value.load_state_dict(plain.unpack(body, Copies(sources, specs)))
+    def apply(self, body: Any, received: Received) -> None:
+        self._value.load_state_dict(plain.unpack(body, received))
 
-    def remember(self) -> None:
+    def undoing(self) -> Callable[[], None]:
         tensors: list[Tensor] = []
         body = self.pack(tensors)
-        self._before = (body, [tensor.detach().clone() for tensor in tensors])
-
-    def put_back(self) -> None:
-        self._value.load_state_dict(plain.unpack(*self._before))
+        copies = [tensor.detach().clone() for tensor in tensors]
+        return lambda: self._value.load_state_dict(plain.unpack(body, copies))
 
 
 def _packed(part: Part) -> tuple[Any, list[Tensor]]:
@@ -309,16 +343,19 @@ def _packed(part: Part) -> tuple[Any, list[Tensor]]:
     return part.pack(tensors), tensors
 
 
-class Copies(Sequence[Tensor]):
-    """Received tensors, each copied when it is taken: objects keep what they are given, receivers reuse theirs."""
+class Received(Sequence[Tensor]):
+    """Received tensors, each copied when it is taken: objects keep what they are given, receivers reuse theirs.
+    ``models`` as of Part.models: what was a DTensor becomes one."""
 
-    def __init__(self, sources: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
-        self._sources = sources
-        self._specs = specs
+    def __init__(self, sources: Sequence[Tensor], specs: Sequence[TensorSpec], models: Mapping[int, Tensor]) -> None:
+        self.sources = sources
+        self.specs = specs
+        self._models = models
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self.sources)
 
     def __getitem__(self, index: Any) -> Any:
-        spec: TensorSpec = self._specs[index]
-        return spec.empty(spec.device).copy_(self._sources[index])
+        spec: TensorSpec = self.specs[index]
+        made = spec.empty(spec.device).copy_(self.sources[index])
+        return wrapped(made, self._models[index]) if spec.sharded else made

@@ -7,7 +7,6 @@ version, a stale or torn buffer) a :class:`ProtocolError` rather than a wrong nu
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +16,14 @@ import xxhash
 from planaria.core.messages import ControlWord, QuorumId, Standing
 from planaria.errors import ProtocolError, UsageError
 
-VERSION = 2
+VERSION = 3
 _ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
 _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
 _WORD = struct.Struct("<qQQd?")
 _COUNTS = struct.Struct("<IIH")  # records, bytes of a presence bitmap, metrics per record
 _RECORD = struct.Struct("<Iq")
-_STANDING = struct.Struct("<q?dQQI16s")
-DIGEST_BYTES = 16
+_STANDING = struct.Struct("<q?dQQI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,33 +148,27 @@ def standing_bytes(shards: int) -> int:
     return _ENVELOPE.size + _STANDING.size + presence_bytes(shards)
 
 
-def encode_standing(standing: Standing, shards: int, digest: bytes = b"") -> bytes:
-    """One member's entry in the roll call: the standing and up to 16 bytes of a digest (of its state, if it has one
-    at hand), ``standing_bytes(shards)`` bytes long."""
-    if len(digest) > DIGEST_BYTES:
-        raise ProtocolError(f"a roll-call digest has {len(digest)} bytes, at most {DIGEST_BYTES} fit")
+def encode_standing(standing: Standing, shards: int) -> bytes:
+    """One member's entry in the roll call, ``standing_bytes(shards)`` bytes long."""
     if standing.have and not 0 <= min(standing.have) <= max(standing.have) < shards:
         raise ProtocolError(f"a standing claims shards {sorted(standing.have)} of a job of {shards}")
     held = pack_presence([shard in standing.have for shard in range(shards)])
-    under = standing.under
-    head = _STANDING.pack(standing.step, standing.settled, standing.weight, under.epoch, under.number, shards, digest)
+    under, seconds = standing.under, standing.seconds_per_shard
+    head = _STANDING.pack(standing.step, standing.settled, seconds, under.epoch, under.number, shards)
     return _seal(_STANDING_KIND, head + held, standing_bytes(shards))
 
 
-def decode_standing(data: bytes, shards: int) -> tuple[Standing, bytes]:
-    """Inverse of :func:`encode_standing`; the digest comes padded with zeros to 16 bytes. Raises ProtocolError, also
-    if the peer's job has another number of shards."""
+def decode_standing(data: bytes, shards: int) -> Standing:
+    """Inverse of :func:`encode_standing`. Raises ProtocolError, also if the peer's job has another number of shards."""
     body = _unseal(_STANDING_KIND, data)
     if len(body) < _STANDING.size:
         raise ProtocolError("a roll-call entry is cut short")
-    step, settled, weight, epoch, number, theirs, digest = _STANDING.unpack_from(body, 0)
+    step, settled, seconds, epoch, number, theirs = _STANDING.unpack_from(body, 0)
     if theirs != shards:
         raise ProtocolError(f"a peer's job has {theirs} shards, this one {shards}")
-    if not (math.isfinite(weight) and weight >= 0):
-        raise ProtocolError(f"a peer's weight is {weight}")
     held = unpack_presence(body[_STANDING.size :], shards)
     have = frozenset(shard for shard, flag in enumerate(held) if flag)
-    return Standing(step, settled, have, weight, QuorumId(epoch, number)), digest
+    return Standing(step, settled, have, QuorumId(epoch, number), seconds)
 
 
 # --- shared ---------------------------------------------------------------------------------------------------

@@ -278,7 +278,7 @@ class Session:
         def roll() -> None:
             pending = self.communicator(action.quorum).gather(payload)
             entries = pending.wait(lambda: self.stopped_waiting(action.quorum))
-            standings.extend(decode_standing(entry, self.settings.shards)[0] for entry in entries)
+            standings.extend(decode_standing(entry, self.settings.shards) for entry in entries)
 
         if self.agree(Note(ok=self.attempt(action.quorum, "roll call", roll))).ok:
             self._do(self.stepper.rolled(action.quorum, standings))

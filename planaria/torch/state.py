@@ -8,16 +8,17 @@ A restore checks everything before it writes anything.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from planaria.errors import ProtocolError, UsageError
 from planaria.torch import plain
-from planaria.torch.parts import Part, TensorSpec, make_part, spec_of, wire_form
+from planaria.torch.parts import ModulePart, Part, Received, TensorSpec, live, make_part, spec_of, wire_form
 
 VERSION = 1
 MAX_PROBLEMS = 5  # that a message lists: the first ones tell which line of the script differs
@@ -28,16 +29,39 @@ class ProtectedState:
 
     Takes modules (parameters and buffers, non-persistent ones too, tied ones once), optimizers (their state exactly
     as it is), dictionaries of plain data, anything with ``state_dict`` and ``load_state_dict`` whose state is plain
-    data and tensors, and lists or tuples of these. Raises UsageError for anything else.
+    data and tensors, and lists, tuples or dictionaries of these. Raises UsageError for anything else.
     """
 
     def __init__(self, **objects: Any) -> None:
-        flat = _flattened(objects)
-        names = _parameter_names(flat)
+        flat = {name: value for key, given in sorted(objects.items()) for name, value in _flattened(key, given)}
         self._objects = list(flat.values())
+        self._modules = [ModulePart(name, value) for name, value in flat.items() if isinstance(value, nn.Module)]
         self._watched: list[Tensor] | None = None  # parameters and buffers, looked up at the first mark
         self._versions = 0
-        self._parts: dict[str, Part] = {name: make_part(name, value, names) for name, value in flat.items()}
+        # So that errors and files can name what an optimizer only numbers.
+        names = {id(parameter): name for name, parameter in self.parameters()}
+        parts: dict[str, Part] = {part.name: part for part in self._modules}
+        self._parts = {name: parts.get(name) or make_part(name, value, names) for name, value in flat.items()}
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Of all protected modules, by name, tied ones once."""
+        named: dict[int, tuple[str, nn.Parameter]] = {}
+        for part in self._modules:
+            for name, parameter in part.parameters.items():
+                named.setdefault(id(parameter), (f"{part.name}.{name}", parameter))
+        return list(named.values())
+
+    def buffers(self) -> list[tuple[str, nn.Module, str]]:
+        """(name, module, attribute) of the buffers of all protected modules, shared ones once."""
+        found = {
+            id(getattr(owner, name)): (path, owner, name) for m in self._modules for path, owner, name in m.buffers()
+        }
+        return list(found.values())
+
+    def reshard(self) -> None:
+        """Free what FSDP2 has gathered of the modules: see ModulePart.reshard."""
+        for part in self._modules:
+            part.reshard()
 
     def protects(self, value: object) -> bool:
         """Whether this very object is part of the state."""
@@ -49,10 +73,13 @@ class ProtectedState:
             part.mark()
         self._versions = self._tensor_versions()
 
+    def mark_only(self, name: str) -> None:
+        """Of one object, this moment's state counts."""
+        self._parts[name].mark()
+
     def _tensor_versions(self) -> int:
         if self._watched is None:
-            modules = [value for value in self._objects if isinstance(value, nn.Module)]
-            self._watched = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+            self._watched = [tensor for part in self._modules for tensor in part.watched()]
         return sum(tensor._version for tensor in self._watched)
 
     def capture(self, marked: bool = False) -> tuple[bytes, list[Tensor]]:
@@ -84,6 +111,14 @@ class ProtectedState:
             named[name if name not in named else f"{name}#{index}"] = tensor  # a key may hold a dot
         return objects, named
 
+    def models(self, objects: list[Any]) -> dict[int, Tensor]:
+        """By index, the living tensor whose layout over the ranks of the group each tensor of these ``objects`` (of a
+        manifest) is to take; none for tensors of which nothing here says how they are laid out."""
+        fitting = [(self._parts[name], kind, body) for name, kind, body in objects if name in self._parts]
+        return {
+            i: tensor for part, kind, body in fitting if part.kind == kind for i, tensor in part.models(body).items()
+        }
+
     def restore(self, manifest: bytes, tensors: Sequence[Tensor], whose: str = "the state of the job") -> None:
         """Take over a captured state: in place where a tensor is there, else (an optimizer that has not stepped yet)
         anew. ``tensors`` may be on any device; they are copied from and may be reused afterwards. ``whose`` begins
@@ -105,6 +140,8 @@ class ProtectedState:
                     problems.append(f"{name} is a {part.kind} here but a {kind} there")
                 else:
                     problems += part.check(body, sources)
+        models = self.models(parsed["objects"]) if any(spec.sharded for spec in specs) else {}
+        problems = problems or self._unplaced(theirs, specs, models)
         if problems:
             more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
             raise UsageError(
@@ -113,27 +150,36 @@ class ProtectedState:
                 + more
                 + ". Run the same script with the same arguments"
             )
-        self._apply(theirs, sources, specs)
+        self._apply(theirs, Received(sources, specs, models))
 
-    def _apply(self, theirs: dict[str, Any], sources: list[Tensor], specs: list[TensorSpec]) -> None:
+    def _unplaced(self, theirs: dict[str, Any], specs: Sequence[TensorSpec], models: Mapping[int, Tensor]) -> list[str]:
+        """Sentences about received parts of DTensors of which nothing here says what they are parts of."""
+        places = (place for name, (_, body) in theirs.items() for place in self._parts[name].places(body))
+        return [
+            f"{path} is spread over the ranks of its group there, but nothing is in its place here that says how; "
+            "have it there before job.steps"
+            for index, path in places
+            if specs[index].sharded
+            and not (isinstance(m := models.get(index), DTensor) and live(m).shape == specs[index].shape)
+        ]
+
+    def _apply(self, theirs: dict[str, Any], received: Received) -> None:
         # Foreign objects first: their load_state_dict is the only thing that can still fail, and is undone then.
-        undo: list[Part] = []
+        undo: list[Callable[[], None]] = []
         try:
             for name, part in self._parts.items():
                 if part.can_fail:
-                    part.remember()
-                    undo.append(part)
-                    part.apply(theirs[name][1], sources, specs)
+                    undo.append(part.undoing())
+                    part.apply(theirs[name][1], received)
         except Exception as error:
-            for part in undo:
-                part.put_back()
+            for put_back in undo:
+                put_back()
             raise UsageError(
-                f"{undo[-1].name} cannot take over the state of the job ({type(error).__name__}: {error}). Nothing was "
-                "changed"
+                f"{name} cannot take over the state of the job ({type(error).__name__}: {error}). Nothing was changed"
             ) from error
         for name, part in self._parts.items():
             if not part.can_fail:
-                part.apply(theirs[name][1], sources, specs)
+                part.apply(theirs[name][1], received)
 
     def digest(self) -> str:
         """xxh3_128 in hexadecimal over everything.
@@ -177,25 +223,17 @@ def write_manifest(objects: list[Any], specs: Sequence[TensorSpec]) -> bytes:
     return plain.dump({"version": VERSION, "objects": objects, "tensors": [spec.to_list() for spec in specs]})
 
 
-def _flattened(objects: dict[str, Any]) -> dict[str, Any]:
-    """Objects by name, in the order of names; lists and tuples item by item, without what is None."""
-    flat: dict[str, Any] = {}
-    for name, value in sorted(objects.items()):
-        if isinstance(value, list | tuple):
-            flat |= {f"{name}[{index}]": item for index, item in enumerate(value)}
-        elif value is not None:
-            flat[name] = value
-    return flat
-
-
-def _parameter_names(objects: dict[str, Any]) -> dict[int, str]:
-    """Names of parameters by id, so that errors can name what an optimizer only numbers."""
-    return {
-        id(parameter): f"{key}.{name}"
-        for key, module in objects.items()
-        if isinstance(module, nn.Module)
-        for name, parameter in module.named_parameters()
-    }
+def _flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The objects in ``value`` by name: lists, tuples and dicts of objects item by item, without what is None. A dict
+    of plain data is one object."""
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _flattened(f"{name}[{index}]", item)
+    elif isinstance(value, dict) and any(hasattr(item, "state_dict") for item in value.values()):
+        for key, item in value.items():
+            yield from _flattened(f"{name}.{key}", item)
+    elif value is not None:
+        yield name, value
 
 
 def _parse(manifest: bytes) -> dict[str, Any]:

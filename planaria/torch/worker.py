@@ -54,22 +54,15 @@ SMOOTHING = 0.2
 
 
 class Worker:
-    """One per job. ``parameters`` are all of the protected modules, each once, and ``buffers`` say where theirs are;
-    ``facts`` is a part of ``state``: what Planaria itself must know after healing."""
+    """One per job. ``facts`` is a part of ``state``: what Planaria itself must know after healing."""
 
     def __init__(
-        self,
-        session: Session,
-        state: ProtectedState,
-        facts: dict[str, Any],
-        parameters: list[tuple[str, torch.nn.Parameter]],
-        buffers: list[tuple[str, torch.nn.Module, str]],
-        overlap: bool,
-        allow_unused: bool,
+        self, session: Session, state: ProtectedState, facts: dict[str, Any], overlap: bool, allow_unused: bool
     ) -> None:
         self.session = session
         self.settings = session.settings
         self.state = state
+        parameters = state.parameters()
         self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
         self.groups: tuple[int, ...] = ()  # that took part in this step's exchange; none before it is complete
@@ -83,7 +76,7 @@ class Worker:
         self._store = GradientStore(named, self.settings.shards, self._layout, overlap=overlap)
         self._overlap = overlap
         self._allow_unused = allow_unused
-        self._buffers = BufferWatch(buffers)
+        self._buffers = BufferWatch(state.buffers())
         self._exchange: tuple[QuorumId, TreeExchange] | None = None
         self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
         self._partners: tuple[int, ...] = ()  # the groups of the exchange that was begun last
@@ -122,6 +115,7 @@ class Worker:
         self.groups = ()
         goes_on = self._goes_on(self.session.advance(self._transfer))
         if goes_on:
+            self.state.reshard()  # what an evaluation before the optimizer's step gathered is not what it made of it
             self._settled.check(self.settings.where, self.step)
             if not self.session.alone:
                 self.state.mark()
@@ -268,6 +262,7 @@ class Worker:
     def _check_metrics(self) -> None:
         if not self.metric_names:
             self._facts["metrics"] = sorted(self._recorded)
+            self.state.mark_only("planaria")  # whoever heals in this very step may compute nothing of it
         if tuple(sorted(self._recorded)) != self.metric_names:
             raise UsageError(
                 f"{self.settings.where}, step {self.step}: step.record got {sorted(self._recorded)} in this shard but "

@@ -148,12 +148,13 @@ class Speed:
         self._then: tuple[int, float] | None = None
 
     def start(self, step: int) -> tuple[int, float]:
-        """Measure from here on: ``step`` is done, it is so late."""
+        """Measure from here on, ``step`` being the newest that is done. Returns it, and the time."""
         self._then = (step, time.perf_counter())
         return self._then
 
     def since(self, step: int, groups: int) -> dict[str, float]:
-        """Since the last time; nothing the first time."""
+        """Over the steps since the last call, ``step`` being the newest; nothing at the first call. ``groups`` took
+        part in it."""
         before = self._then
         then, now = self.start(step)
         if before is None:

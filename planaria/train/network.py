@@ -70,7 +70,7 @@ class Network:
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, labels: Tensor) -> Tensor | None:
-        """As ``train``, without gradients."""
+        """The mean loss of one batch on this rank, as ``train`` gives it, without gradients."""
         tokens, labels = self._local(tokens), self._local(labels)
         return self._loss(tokens, labels) if self.pipeline is None else self._piped(self.pipeline.eval, tokens, labels)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from planaria.core.messages import NO_QUORUM, Phase, QuorumId
+from planaria.core.messages import Phase, QuorumId
 from planaria.errors import ProtocolError
 
 MAGIC = int.from_bytes(b"PLANPAGE", "little")
@@ -86,7 +86,6 @@ class ProgressPage:
         self._beats = 0
         self._control_beats = 0
         self._count = 0
-        self._quorum = NO_QUORUM
 
     @classmethod
     def create(cls, path: str | Path, pid: int | None = None) -> ProgressPage:
@@ -158,8 +157,7 @@ class ProgressPage:
         self._doubles[at + _LOSS] = loss
         words[at + _COMPUTED] = shards_computed
         words[at + _RECOMPUTED] = shards_recomputed
-        if quorum != self._quorum:
-            self.quorum = quorum
+        self.quorum = quorum
         self._count += 1
         words[_COMMITS] = self._count  # last: this publishes the slot
         self.beat()
@@ -177,7 +175,6 @@ class ProgressPage:
 
     @quorum.setter
     def quorum(self, id: QuorumId) -> None:
-        self._quorum = id
         # one word, so that a reader never sees half of each
         self._words[_QUORUM] = id.epoch << 32 | id.number
 

@@ -19,6 +19,7 @@ from planaria.agent.lives import Life, Lives, ended_state, failure_of
 from planaria.agent.proc import describe, state_of
 from planaria.agent.ranklife import suspicious
 from planaria.agent.recovery import RecoveryTimes
+from planaria.core.liveness import EARLY_PASSES
 from planaria.core.messages import NO_QUORUM, Adopted, Member, Phase, QuorumId
 from planaria.core.plan import GroupState
 from planaria.wire.page import ProgressPage
@@ -83,6 +84,48 @@ def test_stopped_process_is_suspected_and_cleared(tmp_path: Path, process: subpr
         time.sleep(0.01)
     page.beat()
     assert life.look(now + 0.15) is None
+
+
+def test_waiting_for_a_stopped_rank_of_its_group_teaches_nothing(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    lives = Lives()
+    life = lives.begin(A, [tmp_path / "0", tmp_path / "1"], 0.0)
+    for rank, pid in zip(life.ranks, (os.getpid(), process.pid), strict=True):
+        rank.directory.mkdir()
+        rank.pid, page = pid, ProgressPage.create(rank.directory / "progress", pid)
+        rank.page = page
+    now = 1000.0
+
+    def pass_by(seconds: float, phase: Phase | None = None) -> None:
+        """Both ranks in ``phase``; None: not a sign of either."""
+        nonlocal now
+        for rank in life.ranks if phase is not None else ():
+            assert rank.page is not None and phase is not None
+            rank.page.set_phase(phase)
+        for _ in range(round(seconds / 0.1)):
+            now += 0.1
+            life.look(now)
+
+    for _ in range(EARLY_PASSES + 1):
+        pass_by(0.2, Phase.COMPUTING)
+        pass_by(0.2, Phase.EXCHANGING)
+    times = lives.times.training(Phase.COMPUTING, early=False)
+    assert times is not None and times.longest is not None
+    before = times.longest
+    pass_by(0.2, Phase.COMPUTING)
+    process.send_signal(signal.SIGSTOP)
+    while state_of(process.pid) != "T":
+        time.sleep(0.01)
+    pass_by(8.0)
+    process.send_signal(signal.SIGCONT)
+    while state_of(process.pid) == "T":
+        time.sleep(0.01)
+    pass_by(0.2, Phase.EXCHANGING)
+    assert times.longest == pytest.approx(before)
+    pass_by(8.0, Phase.COMPUTING)
+    pass_by(0.2, Phase.EXCHANGING)
+    assert times.longest > 7, "but a shard that takes so long does"
 
 
 def test_settled_means_at_work_in_a_quorum(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:

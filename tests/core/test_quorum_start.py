@@ -57,6 +57,23 @@ def test_an_odd_fingerprint_is_refused_by_name() -> None:
     assert desk.wait(FOUNDING_GRACE + 0.1)[0] == "store 1.1 [0 2]"
 
 
+def test_what_may_differ_is_told_once_when_the_job_starts_and_when_a_member_joins() -> None:
+    desk = Desk(3)
+    for group, device in enumerate(("H100", "H200", "H100")):
+        desk.ready(group, fingerprint=(("torch", "2.13"), ("~device", device)))
+    told = "group 1 (incarnation {}) differs from group 0 in device (H100 there, H200 here): its sums may round "
+    told += "differently"
+    assert [text for text in desk.events() if "differs" in text] == [told.format(0)]
+    for group in range(3):
+        desk.adopts(group, 1)
+    desk.dies(1)
+    desk.adopts(0, 2), desk.adopts(2, 2)
+    for _ in range(2):  # the second is said again after a reconnect
+        desk.ready(1, fingerprint=(("torch", "2.13"), ("~device", "H200")))
+    desk.ready(3, fingerprint=(("torch", "2.13"), ("~device", "H100")))
+    assert [text for text in desk.events() if "differs" in text] == [told.format(0), told.format(1)]
+
+
 def test_different_starts_are_refused_with_advice() -> None:
     desk = Desk(3)
     desk.ready(0)

@@ -167,15 +167,22 @@ def test_a_fenced_member_offers_nothing_in_the_roll_call() -> None:
     assert isinstance(action, RollCall) and not action.standing.settled and action.standing.have == frozenset()
 
 
+def test_whoever_was_slow_before_a_loss_gets_less_of_what_was_lost() -> None:
+    me = working()
+    commit(me, [ControlWord(0, NO_QUORUM, seconds) for seconds in (0.1, 0.3, 0.1)])
+    compute(me)
+    under(me, quorum(2, 0, 1), [FRESH, Standing(1, True, frozenset({3}), id_of(1), 0.3)])
+    more = me.work().owned
+    assert (len(more[0]), len(more[1])) == (5, 1)
+
+
 # --- a loss in the middle of a step ---------------------------------------------------------------------------
 
 
 def test_an_urgent_quorum_interrupts_and_what_was_computed_is_kept() -> None:
     me = working()
     compute(me)
-    assert not me.interrupted(id_of(1))
     assert me.hear(quorum(2, 0, 1)) == [Drop(id_of(1)), Form(quorum(2, 0, 1))]
-    assert me.interrupted(id_of(1))
     me.formed(id_of(2))
     assert me.next() == RollCall(id_of(2), Standing(0, True, frozenset({0, 1})))
 
@@ -221,7 +228,7 @@ def test_an_exchange_that_ended_as_a_newer_quorum_was_heard_is_a_commit() -> Non
     me.applied()
     assert me.step == 1
     me.formed(id_of(2))
-    assert me.next() == RollCall(id_of(2), Standing(1, True, frozenset(), under=id_of(1)))
+    assert me.next() == RollCall(id_of(2), Standing(1, True, frozenset(), id_of(1), 0.1))
 
 
 def test_trouble_is_told_once_and_then_there_is_nothing_to_do() -> None:
@@ -355,7 +362,7 @@ def test_a_planned_change_is_taken_when_all_have_named_it() -> None:
     me.hear(JOIN)
     me.formed(JOIN.id)
     assert commit(me) == [Drop(id_of(1)), Tell(Adopted(member(0), JOIN.id, 1))]
-    assert me.next() == RollCall(JOIN.id, Standing(1, True, under=id_of(1)))
+    assert me.next() == RollCall(JOIN.id, Standing(1, True, under=id_of(1), seconds_per_shard=0.1))
 
 
 def test_a_planned_change_waits_for_the_slowest_to_build_it() -> None:
@@ -456,8 +463,8 @@ def test_under_shrink_groups_without_a_slot_share_all_if_nobody_else_is_left() -
 def test_after_the_last_step_the_roll_is_called_and_all_finish_together() -> None:
     me = working(total=1)
     commit(me)
-    assert me.next() == RollCall(id_of(1), Standing(1, True, under=id_of(1)))
-    there = Standing(1, True, under=id_of(1))
+    assert me.next() == RollCall(id_of(1), Standing(1, True, under=id_of(1), seconds_per_shard=0.1))
+    there = Standing(1, True, under=id_of(1), seconds_per_shard=0.1)
     assert me.rolled(id_of(1), [there] * 3) == [Tell(Adopted(member(0), id_of(1), 1))]
     assert me.next() == Finish(1)
     assert me.finished("digest") == [Tell(Finished(member(0), 1, "digest"))]
@@ -466,7 +473,7 @@ def test_after_the_last_step_the_roll_is_called_and_all_finish_together() -> Non
 def test_who_has_finished_first_stays_until_the_others_have_healed() -> None:
     me = working(total=1)
     commit(me)
-    there = Standing(1, True, under=id_of(1))
+    there = Standing(1, True, under=id_of(1), seconds_per_shard=0.1)
     under(me, quorum(2, 0, 1), [there, Standing(0, True)])
     assert me.next() == Heal(id_of(2), 1, sources=(0,), healers=(1,), receive=False)
     me.healed(id_of(2))

@@ -68,3 +68,14 @@ def test_operating_what_is_not_there(tmp_path: Path) -> None:
             done = run.operate(*words)
             assert done.returncode == 2, (words, done)
             assert done.stderr.strip() and "Traceback" not in done.stderr, words
+
+
+def test_a_group_whose_sums_may_round_differently_is_told(tmp_path: Path) -> None:
+    options = ("--exact", "samples")
+    with Run(
+        tmp_path / "run", "--odd", "threads", "--steps", "1000", "--pause", "0.02", groups=2, options=options
+    ) as run:
+        run.settled(2)
+        (drift,) = run.until(lambda: run.events("drift"), "the event")
+        assert "group 1 (incarnation 0) differs from group 0 in threads (1 there, 2 here)" in drift["text"]
+        assert "differs from group 0 in threads" in " ".join(run.operate("status").stdout.split())

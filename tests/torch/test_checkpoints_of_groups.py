@@ -57,7 +57,10 @@ def test_another_layout_takes_the_same_state_up(tmp_path: Path) -> None:
             agent.alone(LAYOUT=layout, FROM=source, TO=target)
         source = target
     first = whole(tmp_path / "0-plain")
-    assert {"model.3.weight", "optimizer.state[model.3.weight].exp_avg_sq"} <= first.keys()
+    for name in ("0.weight", "3.weight", "odd[4]_x].bias"):
+        of = 0 if name == "0.weight" else 1
+        assert {f"model[0].a.b.{name}", f"facts.means[0].{name}"} <= first.keys()
+        assert f"optimizer[{of}].state[model[0].a.b.{name}].exp_avg_sq" in first
     for turn, (layout, _) in enumerate(tour[1:], 1):
         again = whole(tmp_path / f"{turn}-{layout}")
         assert again.keys() == first.keys()

@@ -78,6 +78,20 @@ def test_gradients_are_the_mean_over_all_shards() -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("named", [list, tuple, lambda parts: dict(zip("ab", parts, strict=True))])
+def test_models_in_lists_and_dictionaries_are_trained_like_others(named: Any) -> None:
+    digests = []
+    for apart in (False, True):
+        job, model, optimizer, data = parts()
+        if apart:
+            job.protect(body=model[:1], heads=named([model[1:3], model[3:]]), optimizer=optimizer)
+        else:
+            job.protect(model=model, optimizer=optimizer)
+        train(job, model, optimizer, data, 4)
+        digests.append(weights(model))
+    assert all(torch.equal(a, b) for a, b in zip(*digests, strict=True))
+
+
 def test_micro_batches_accumulate_within_a_shard() -> None:
     job, model, optimizer, _ = parts(shards=2)
     data = pt.ShardedDataset(list(POINTS), batch_size=2, micro_batches=3)

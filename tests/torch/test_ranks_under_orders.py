@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from planaria.core.messages import Adopted, Finished, Trouble
 from tests.torch.pretend_agent import PretendAgent
+from tests.torch.waiting import appear
 
 
 def same_bits(agent: PretendAgent, members: int) -> None:
@@ -62,3 +64,17 @@ def test_shards_that_two_members_hold_count_once(tmp_path: Path) -> None:
         time.sleep(1.0)
         agent.publish(members, epoch=2)
         same_bits(agent, 3)
+
+
+def test_a_member_that_computes_nothing_of_the_first_step_knows_its_metrics(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with PretendAgent("first_step.py", 2, 2, tmp_path) as agent:
+        first, joiner = agent.start(0, GATE=str(gate)), agent.start(1)
+        agent.wait_for(first, joiner)
+        agent.publish([first], founding=True)
+        appear(tmp_path / "gate-here")
+        agent.publish([first, joiner])  # when the first has all shards of the step
+        gate.touch()
+        same_bits(agent, 2)
+    first_line = json.loads((tmp_path / "rg1i0" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first_line["step"] == 0 and first_line["loss"] > 0

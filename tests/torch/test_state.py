@@ -481,3 +481,30 @@ def test_fsdp_state_is_local(mesh: Any) -> None:
     assert source.digest() == target.digest()
     exp_avg = next(iter(others.state.values()))["exp_avg"]
     assert type(exp_avg) is type(next(iter(other.parameters())).data)
+
+
+def test_parts_of_spread_tensors_take_the_place_of_their_like(mesh: Any) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    class Average:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.value.copy_(state["value"])  # mixed with a plain tensor, torch refuses
+
+    def spread(value: float) -> torch.Tensor:
+        return distribute_tensor(torch.full((4, 2), value), mesh, [Shard(0)])
+
+    ours, theirs = {"a": [spread(1.0)]}, {"a": [spread(2.0)]}
+    moved(ProtectedState(d=theirs, o=Average(spread(3.0))), ProtectedState(d=ours, o=(average := Average(spread(4.0)))))
+    assert type(ours["a"][0]) is type(average.value) is type(spread(0.0))
+    assert ours["a"][0].full_tensor()[0, 0] == 2 and average.value.full_tensor()[0, 0] == 3  # type: ignore[attr-defined]
+    refused(
+        ProtectedState(d=theirs),
+        ProtectedState(d={"a": []}),
+        r"d\.a\[0\] is spread over the ranks of its group there, but nothing is in its place here that says how",
+    )

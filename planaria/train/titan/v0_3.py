@@ -1,8 +1,8 @@
-"""torchtitan 0.3's Trainer with Planaria's steps: its model, parallelisms, optimizer, schedule, losses and metrics.
+"""torchtitan 0.3's Trainer, whose loop goes over Planaria's steps.
 
-Inside a group everything is torchtitan's. Across groups it is as if torchtitan ran with a
-``data_parallel_replicate_degree`` of V, the number of shards: the data is split alike, the global batch is the same,
-all tokens weigh the same.
+A group is one torchtitan world: model, parallelism, optimizer, learning rates, loss and metrics are torchtitan's. What
+a step consists of is what it would be under ``data_parallel_replicate_degree`` V, the number of shards (not of groups):
+shard v reads the data of data rank v, the global batch is all V shards, and every valid token of it weighs the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torchtitan import trainer as titan
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import ParallelDims
@@ -33,7 +32,7 @@ Batch = list[tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
 class Trainer(titan.Trainer):  # type: ignore[misc]
-    """One rank of one group."""
+    """This process's trainer: one rank of one group."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.Trainer.Config):  # type: ignore[misc]
@@ -99,7 +98,6 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
                     self._apply(step)
                 if config.validator.enable and self.validator.should_validate(self.step):
                     self.validator.validate(self.model_parts, self.step)
-                    self._reshard()
                 profiler.step()
                 if first:
                     timeout = timedelta(seconds=config.comm.train_timeout_seconds)
@@ -111,8 +109,8 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
         logger.info("Training completed")
 
     def _start_from_weights(self) -> None:
-        """Load what the training is to start from, and have the job save and resume. Positions, optimizer and step come
-        from Planaria's checkpoints only: they are exact, and no torchtitan knows a job's."""
+        """Load the weights that the training is to start from, if any are given, and have the job save and resume.
+        It resumes from Planaria's checkpoints only: torchtitan's do not say where each shard stands in the data."""
         config = self.config.checkpoint
         if not config.enable:
             return
@@ -183,14 +181,6 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
             extra = {"n_tokens_seen": self.ntokens_seen, **lr_metrics}
             # Only means are known of other groups, so the mean stands for the largest loss, too.
             self.metrics_processor.log(self.step, loss, loss, float(grad_norm.item()), extra_metrics=extra)
-
-    def _reshard(self) -> None:
-        """A forward pass without backward leaves FSDP's outermost parameters gathered, where a peer that heals would
-        be given them in the wrong form."""
-        for part in self.model_parts:
-            for module in part.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
 
 
 def configurations(model: str) -> dict[str, Callable[[], Any]]:
