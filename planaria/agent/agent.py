@@ -39,10 +39,11 @@ from planaria.core.messages import (
     Report,
     Stop,
     Suspected,
+    Trouble,
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.core.told import Told
-from planaria.engines.base import Broken, Change, Ended, Engine, Progress, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Progress, Started
 from planaria.engines.launch import directory_of
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
@@ -99,6 +100,7 @@ class Agent:
             lambda reason: events.add("refused", reason),
             range(assignment.ranks_here),
             lambda member, order: self.engine.relay(member, order),
+            lambda member: self.engine.look(member),
         )
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
@@ -211,6 +213,8 @@ class Agent:
 
     def _on_change(self, change: Change) -> None:
         match change:
+            case Dying():
+                self.ends.foresee(change)
             case Ended():
                 self.ends.take(change)
             case Started():
@@ -233,6 +237,10 @@ class Agent:
         return life is not None and life.alive and life.first_bad is None
 
     def _on_report(self, report: Report) -> None:
+        if isinstance(report, Trouble):
+            # Whoever broke the exchange may be here, and dying: then that is the news, and it comes first.
+            for one in self.lives.alive():
+                self.engine.look(one.member)
         self.link.tell(report)
         self.told.record(report)
         match report:

@@ -20,7 +20,7 @@ from planaria.agent.ranks import RankHub
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.liveness import HEARTBEAT, ProgressWatch
 from planaria.core.messages import Member
-from planaria.engines.base import Broken, Change, Ended, Progress, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Progress, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 from planaria.engines.nodestream import NodeStream, Word
@@ -61,7 +61,13 @@ class NodeHelper:
         self._engine: LocalEngine | None = None
         self._ranks: dict[tuple[Member, int], RankLife] = {}
         here = range(number * terms.nproc, (number + 1) * terms.nproc)
-        self._hub = RankHub(self._admit, lambda report: None, lambda reason: events.add("refused", reason), here)
+        self._hub = RankHub(
+            self._admit,
+            lambda report: None,
+            lambda reason: events.add("refused", reason),
+            here,
+            on_hangup=self._look,
+        )
         self._stream: NodeStream | None = None
         self._gone = asyncio.Event()  # no rank is left
         self._gone.set()
@@ -165,8 +171,9 @@ class NodeHelper:
                 if self._engine is not None:
                     self._engine.delete(group, incarnation, signum, rank)
             case {"order": str(order), "to": [int(group), int(incarnation)]}:
-                if self._admit(Member(group, incarnation)):
-                    self._hub.send(Member(group, incarnation), order_from_bytes(bytes.fromhex(order)))
+                if self._admit(member := Member(group, incarnation)):
+                    self._hub.send(member, order_from_bytes(bytes.fromhex(order)))
+                    self._look(member)  # it may be a quorum in place of one that broke
             case {"bye": int(code), "reason": str(reason)}:
                 self._outcome = (code, reason)
             case _:
@@ -194,6 +201,10 @@ class NodeHelper:
         self._gone.clear()
         self._engine.create(member.group, member.incarnation, founder, port)
 
+    def _look(self, member: Member) -> None:
+        if self._engine is not None:
+            self._engine.look(member)
+
     async def _kill_all(self) -> None:
         if self._engine is not None:
             for member, rank in self._ranks:
@@ -207,6 +218,9 @@ class NodeHelper:
                 self._say({"started": [member.group, member.incarnation], "rank": rank, "pid": pid})
                 facts = {"incarnation": member.incarnation, "rank": rank, "pid": pid}
                 self.events.add("start", f"{member}, rank {rank}, runs as pid {pid}", member.group, facts)
+            case Dying(member, dying_code, cause, rank):
+                word = {"dying": [member.group, member.incarnation], "rank": rank}
+                self._say({**word, "code": dying_code, "cause": cause})
             case Ended(member, code, cause, rank):
                 self._on_end(member, rank, code, cause)
             case Broken(reason):

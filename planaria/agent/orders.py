@@ -90,6 +90,9 @@ class Orders:
 
     def _publish(self, order: Publish) -> None:
         self._agent.hub.send(order.member, order)
+        if order.quorum.urgent:
+            # The one before broke: perhaps because of a rank here that is still dying.
+            self._agent.engine.look(order.member)
         if self.quorum is None or order.quorum.id > self.quorum.id:
             self.quorum = order.quorum
         if (life := self._agent.lives.of(order.member)) is not None:

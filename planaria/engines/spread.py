@@ -16,7 +16,7 @@ from pathlib import Path
 from planaria.core.exits import EXIT_FAILED
 from planaria.core.liveness import ProgressSample
 from planaria.core.messages import Member, Order, Phase
-from planaria.engines.base import Broken, Change, Ended, Instance, Progress, Remains, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Instance, Progress, Remains, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 from planaria.engines.nodestream import NodeStream, Word
@@ -101,6 +101,9 @@ class SpreadEngine:
         for node in self._nodes.values():
             if any(other == member and rank in (None, each) for other, each in node.alive):
                 node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
+
+    def look(self, member: Member) -> None:
+        self._local.look(member)  # the other nodes look for themselves
 
     def list(self) -> tuple[Instance, ...]:
         ranks = range(self._terms.nnodes * self._terms.nproc)
@@ -216,6 +219,9 @@ class SpreadEngine:
                 if (Member(group, incarnation), rank) in node.alive:
                     node.alive[Member(group, incarnation), rank] = pid
                     self._tell(Started(Member(group, incarnation), pid, rank))
+            case {"dying": [int(group), int(incarnation)], "rank": int(rank), "code": int(code), "cause": str(cause)}:
+                if (Member(group, incarnation), rank) in node.alive:
+                    self._tell(Dying(Member(group, incarnation), code, cause, rank))
             case {"ended": [int(group), int(incarnation)], "rank": int(rank), "code": code, "cause": str(cause)}:
                 member = Member(group, incarnation)
                 if node.alive.pop((member, rank), None) is not None:
