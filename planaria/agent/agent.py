@@ -269,7 +269,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         spec = replace(self.assignment.spec, groups=self.orders.total)
-        return Hello(self._name, self.assignment.host, spec)
+        return Hello(self._name, self.assignment.host, spec, fresh=not self.lives.groups)
 
     # --- looking and acting ----------------------------------------------------------------------------------
 
@@ -320,6 +320,8 @@ class Agent:
             self.events.add("suspect", f"{life.member}: {why}", life.member.group)
 
     def _act(self, now: float) -> None:
+        if not self.orders.welcomed:
+            return  # nobody knows which lives the groups had under an agent before this one
         desired = self.orders.desired_here()
         if desired < 1:
             if not self.lives.alive():
@@ -328,8 +330,11 @@ class Agent:
         spec = replace(self.assignment.plan, desired=desired, suspect_patience=self._patience())
         for action in planning.plan(spec, self._observed(), now):
             match action:
-                case planning.Start():
-                    self._start(Member(action.group, action.incarnation), now)
+                case planning.Start(group, incarnation):
+                    again = group in self.lives.groups
+                    if again:
+                        self.replacements.append(now)
+                    self._start(Member(group, incarnation if again else self.orders.first_life(group)), now)
                 case planning.Kill():
                     life = self.lives.groups[action.group]
                     if not life.being_killed and life.first_bad is None:
@@ -355,8 +360,6 @@ class Agent:
         return max(_LEAST_PATIENCE, min(seen)) if seen else self.assignment.plan.suspect_patience
 
     def _start(self, member: Member, now: float) -> None:
-        if member.incarnation > 0:
-            self.replacements.append(now)
         assignment = self.assignment
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
         life = self.lives.begin(member, directories, now, assignment.ranks_here)

@@ -41,7 +41,8 @@ _REMIND_SECONDS = 30.0
 class NodeHelper:
     """``run`` it once; ``close`` it in any case. ``number``: of this node, from 1.
 
-    ``make_engine`` gets the job's name, the address of this end of the connection and the socket for ranks.
+    ``make_engine`` gets the job's name, the address of this end of the connection and the socket for ranks. It is
+    called for every run of node 0, whose incarnations may begin from 0 again.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class NodeHelper:
         self._terms = terms
         self._make_engine = make_engine
         self._launch: Launch | None = None
+        self._serves = ""  # the run of node 0 for which the engine was made
         self._engine: LocalEngine | None = None
         self._ranks: dict[tuple[Member, int], RankLife] = {}
         here = range(number * terms.nproc, (number + 1) * terms.nproc)
@@ -161,8 +163,8 @@ class NodeHelper:
 
     async def _obey(self, stream: NodeStream, word: Word) -> None:
         match word:
-            case {"welcome": str(job)}:
-                await self._begin(job, stream)
+            case {"welcome": str(job), "run": str(run)}:
+                await self._begin(job, run, stream)
             case {"refused": str(reason)}:
                 raise UsageError(f"node 0 refuses this node: {reason}")
             case {"create": [int(group), int(incarnation)], "founder": bool(founder), "port": int(port)}:
@@ -179,10 +181,11 @@ class NodeHelper:
             case _:
                 raise ProtocolError(f"a word of no known kind: {', '.join(word)}")
 
-    async def _begin(self, job: str, stream: NodeStream) -> None:
-        if self._launch is None or self._launch.job != job:
+    async def _begin(self, job: str, run: str, stream: NodeStream) -> None:
+        if self._launch is None or self._serves != run:
             if self._engine is not None:
                 await self._engine.close()
+            self._serves = run
             self._launch, self._engine = self._make_engine(job, stream.local_host, self._hub.path)
             self._engine.watch(self._on_change)
         self._stream = stream

@@ -100,12 +100,25 @@ def move_aside(directory: Path) -> None:
         raise UsageError(f"{error}, and a run would overwrite it; give another --log-dir") from None
     if run is None:
         return
-    groups = [path for path in directory.glob("rg*") if _GROUP.fullmatch(path.name) and path.is_dir()]
     found = [path for name in _FILES if (path := directory / name).is_file()]
+    _set_aside(directory, [*_groups(directory), *found])
+
+
+def move_groups_aside(directory: Path) -> None:
+    """The same for what the groups have left in ``directory`` only."""
+    if groups := _groups(directory):
+        _set_aside(directory, groups)
+
+
+def _groups(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("rg*") if _GROUP.fullmatch(path.name) and path.is_dir()]
+
+
+def _set_aside(directory: Path, paths: list[Path]) -> None:
     taken = [int(match[1]) for path in directory.iterdir() if (match := _EARLIER.fullmatch(path.name))]
     aside = directory / f"earlier-{max(taken, default=0) + 1}"
     aside.mkdir()
-    for path in (*groups, *found):
+    for path in paths:
         path.rename(aside / path.name)
 
 

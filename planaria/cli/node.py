@@ -14,7 +14,7 @@ from planaria.agent.events import EventLog
 from planaria.agent.helper import NodeHelper
 from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
-from planaria.cli.logdir import held, move_aside
+from planaria.cli.logdir import held, move_aside, move_groups_aside
 from planaria.cli.options import RunOptions, gpus_of
 from planaria.cli.supervise import follow, launch_of, say, terms_of
 from planaria.engines.launch import Launch
@@ -37,6 +37,7 @@ async def _help_out(options: RunOptions) -> int:
         events.listen(lambda event: follow(pump, options, event))
 
     def make_engine(job: str, host: str, path: Path) -> tuple[Launch, LocalEngine]:
+        move_groups_aside(options.log_dir)  # those of another run of node 0
         launch = launch_of(options, job, options.host or host, path)
         return launch, LocalEngine(launch, gpus_of(options))
 

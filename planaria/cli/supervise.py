@@ -123,7 +123,7 @@ def _assignment(options: RunOptions) -> Assignment:
         backoff_first=options.restart_backoff,
         backoff_max=max(options.restart_backoff, _LONGEST_BACKOFF),
     )
-    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy)
+    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy, options.ranks)
     return Assignment(
         spec,
         plan,

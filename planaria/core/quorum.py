@@ -82,7 +82,7 @@ class Lighthouse(Wishes):
                 view.synced = view.dismissed = False
                 view.told.clear()
                 self.spec = self.spec or report.spec
-                self._send(agent, Welcome(self.epoch))
+                self._send(agent, Welcome(self.epoch, self._lives() if report.fresh else ()))
                 if self.stopped:
                     self._send(agent, Stop(self.stopped))
             case Synced():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ class SpreadEngine:
         self.asked_to_stop: Callable[[int], None] = lambda signum: None
         # Exit code of the job and the reason, told to the helpers at the end.
         self.parting = (EXIT_FAILED, "the agent on node 0 has ended")
+        self._run = uuid.uuid4().hex  # tells helpers that come back whether it is to this very life of node 0
         self._local = local
         self._launch = launch
         self._terms = terms
@@ -177,7 +179,7 @@ class SpreadEngine:
         if before is not None:  # it noticed earlier than we did that its connection was lost
             self._lost(before)
         node = self._nodes[number] = _Node(number, name, stream)
-        stream.send({"welcome": self._launch.job})
+        stream.send({"welcome": self._launch.job, "run": self._run})
         self._note("node", f"node {number} is there ({name})")
         self._start_waiting()
         return node
