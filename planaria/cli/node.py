@@ -16,7 +16,7 @@ from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
 from planaria.cli.logdir import held, move_aside, move_groups_aside
 from planaria.cli.options import RunOptions, gpus_of
-from planaria.cli.supervise import follow, launch_of, say, terms_of
+from planaria.cli.supervise import SHOWN, follow, launch_of, say, terms_of
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 
@@ -32,7 +32,7 @@ async def help_out(options: RunOptions) -> int:
 async def _help_out(options: RunOptions) -> int:
     events = EventLog(options.log_dir / "events.jsonl")
     pump = LogPump()
-    events.listen(lambda event: say(pump, event))
+    events.listen(lambda event: say(pump, event, SHOWN))
     if not options.quiet:
         events.listen(lambda event: follow(pump, options, event))
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +28,8 @@ from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.engines.spread import SpreadEngine, Terms
 
-# Of all that is recorded, what a person at the terminal wants to know at once.
-_SHOWN = frozenset(
+# Of all that an agent records, what a person at the terminal wants to know at once.
+SHOWN = frozenset(
     {
         "exit",
         "kill",
@@ -36,18 +37,17 @@ _SHOWN = frozenset(
         "lighthouse",
         "link",
         "node",
-        "quorum",
         "recovered",
         "refused",
         "resume",
-        "scale",
         "signal",
         "stale",
         "stop",
         "suspect",
-        "unsaved",
     }
 )
+# And of what the lighthouse records, which is about the whole job: the agent with group 0 shows it.
+_SHOWN_OF_JOB = frozenset({"evict", "majority", "mismatch", "quorum", "resume", "scale", "unsaved"})
 # People read a changing view a few times a second.
 _VIEW_SECONDS = 0.25
 # Two attempts a minute for a group that cannot live: see PlanSpec.
@@ -67,7 +67,9 @@ async def _supervise(options: RunOptions) -> int:
     pump = LogPump()
     view = LiveView(options.job) if options.live and sys.stderr.isatty() else None
     if view is None:
-        events.listen(lambda event: say(pump, event))
+        events.listen(lambda event: say(pump, event, SHOWN))
+        if options.first_group == 0:
+            events.listen(lambda event: say(pump, event, _SHOWN_OF_JOB), relayed=True)
     if not options.quiet and view is None:
         events.listen(lambda event: follow(pump, options, event))
     lighthouse = None
@@ -225,8 +227,8 @@ def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
                 pump.release(directory_of(options.log_dir, member, rank) / name)
 
 
-def say(pump: LogPump, event: Event) -> None:
-    if event.kind in _SHOWN and dict(event.data).get("state") != "finished":
+def say(pump: LogPump, event: Event, shown: Collection[str]) -> None:
+    if event.kind in shown and dict(event.data).get("state") != "finished":
         pump.say(f"[planaria] {event.text}")
 
 

@@ -26,7 +26,9 @@ def lines(path: Path) -> list[dict[str, object]]:
 def test_events_are_lines(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl", clock=lambda: 12.5)
     heard: list[Event] = []
+    relayed: list[Event] = []
     log.listen(heard.append)
+    log.listen(relayed.append, relayed=True)
     log.add("exit", "group 1 is gone", 1, {"exit_code": None, "step": 3})
     log.take(Event(9.0, "quorum", "a new one", -1, (("id", "1.2"),)))
     log.close()
@@ -35,7 +37,9 @@ def test_events_are_lines(tmp_path: Path) -> None:
         {"at": 12.5, "kind": "exit", "text": "group 1 is gone", "group": 1, "data": {"exit_code": None, "step": 3}},
         {"at": 9.0, "kind": "quorum", "text": "a new one", "group": -1, "data": {"id": "1.2"}},
     ]
-    assert [event.kind for event in heard] == ["exit", "quorum", "late"] == [event.kind for event in log.newest]
+    assert [event.kind for event in log.newest] == ["exit", "quorum", "late"]
+    assert [event.kind for event in heard] == ["exit", "late"], "what this process saw"
+    assert [event.kind for event in relayed] == ["quorum"], "what the lighthouse said"
     assert heard[0].data == (("exit_code", "None"), ("step", "3"))
 
 

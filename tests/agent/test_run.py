@@ -272,10 +272,15 @@ def test_two_agents_meet_at_a_lighthouse(start_run: StartRun) -> None:
     right = start_run(*common, "--first-group", "2", SPEAKER, "150", "0.02")
     pid = right.pid_of(2)
     right.until(lambda: right.step_of(2) >= 2)
+    for run in (left, right):
+        run.until(lambda run=run: [e for e in run.events("quorum") if "the job starts" in e["text"]])  # type: ignore[misc]
     os.kill(pid, signal.SIGKILL)
     assert (left.wait(), right.wait()) == (0, 0), left.err.read_text() + right.err.read_text()
     assert sorted(p.name for p in left.logs.glob("rg*")) == ["rg0", "rg1"]
     assert sorted(p.name for p in right.logs.glob("rg*")) == ["rg2"]
+    assert "[planaria] quorum 1.1: groups 0, 1, 2" in left.err.read_text(), "what concerns all is shown once"
+    assert "quorum" not in right.err.read_text() and "killed by SIGKILL" not in left.err.read_text()
+    assert "[planaria] group 2 (incarnation 0) killed by SIGKILL" in right.err.read_text()
     assert right.summary()["replacements"] == 1 and left.summary()["replacements"] == 0
     first.interrupt()
     assert first.wait() == 130

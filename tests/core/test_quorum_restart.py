@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from quorum_desk import LAST, MEMBERS, Desk, line, working
 
 from planaria.core.ledger import LAST_WORD_WINDOW
@@ -66,6 +67,27 @@ def test_a_new_life_does_not_speak_for_the_one_before() -> None:
     desk.lighthouse.handle("new", Synced(), desk.now)
     effects = desk.lighthouse.handle("new", replace(desk.report(1), member=Member(1, 1)), desk.now)
     assert desk.lines(effects)[:2] == ["store 1.2 [0 1.1]", "a0: urgent 1.2 [0 1.1]"], "the old one is gone for certain"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_all_agents_are_started_again(restarted: bool) -> None:
+    """The lighthouse has stayed, or was started again as well: the job goes on from its checkpoint, and needs no other
+    name for that."""
+    if restarted:
+        desk = Desk(3, epoch=2, last=LAST, ready=False)
+    else:
+        desk = working(3, step=7)
+        for group in range(3):
+            desk.lines(desk.lighthouse.agent_lost(f"a{group}", desk.now))
+    found = []
+    for group in range(3):
+        assert Member(group, 0) in lives_told(desk, f"new{group}")
+        found += desk.lines(desk.lighthouse.handle(f"new{group}", Synced(), desk.now))
+        ready = replace(desk.report(group, step=5), member=Member(group, 1))
+        found += desk.lines(desk.lighthouse.handle(f"new{group}", ready, desk.now))
+    found += desk.wait(20.0)
+    epoch, number = (2, 2) if restarted else (1, 3)
+    assert f"store {epoch}.{number} [0.1 1.1 2.1]" in found and not desk.lighthouse.stopped
 
 
 def test_after_a_restart_quorums_have_the_new_epoch_and_the_old_lineage() -> None:
