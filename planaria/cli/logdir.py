@@ -42,7 +42,9 @@ def held(directory: Path) -> Iterator[None]:
 
     The kernel lets go of it when this process ends, however that happens, so that nothing stale is ever in the way.
     """
-    with (directory / "lock").open("a+") as file:
+    with usable(directory):
+        file = (directory / "lock").open("a+")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -52,10 +54,21 @@ def held(directory: Path) -> Iterator[None]:
             raise UsageError(f"{who} uses {directory}; give another --log-dir") from None
         except OSError:
             pass  # a file system without locks: nothing can be known of others
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with usable(directory):
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
         yield
+
+
+@contextmanager
+def usable(directory: Path) -> Iterator[None]:
+    """UsageError if what is done inside cannot be done: the run cannot even begin to write there."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or directory
+        raise UsageError(f"cannot write {where} ({error.strerror}); give another --log-dir") from None
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
@@ -117,9 +130,10 @@ def _groups(directory: Path) -> list[Path]:
 def _set_aside(directory: Path, paths: list[Path]) -> None:
     taken = [int(match[1]) for path in directory.iterdir() if (match := _EARLIER.fullmatch(path.name))]
     aside = directory / f"earlier-{max(taken, default=0) + 1}"
-    aside.mkdir()
-    for path in paths:
-        path.rename(aside / path.name)
+    with usable(directory):
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
 
 
 def check_writable(path: Path, option: str) -> None:

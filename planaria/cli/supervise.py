@@ -19,7 +19,7 @@ from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
-from planaria.cli.logdir import held, move_aside
+from planaria.cli.logdir import held, move_aside, usable
 from planaria.cli.options import RunOptions, gpus_of
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
@@ -44,6 +44,7 @@ SHOWN = frozenset(
         "stale",
         "stop",
         "suspect",
+        "unwritten",
     }
 )
 # And of what the lighthouse records, which is about the whole job: the agent with group 0 shows it.
@@ -63,7 +64,8 @@ async def supervise(options: RunOptions) -> int:
 
 async def _supervise(options: RunOptions) -> int:
     began = time.monotonic()
-    events = EventLog(options.log_dir / "events.jsonl")
+    with usable(options.log_dir):
+        events = EventLog(options.log_dir / "events.jsonl")
     pump = LogPump()
     view = LiveView(options.job) if options.live and sys.stderr.isatty() else None
     if view is None:
@@ -97,7 +99,7 @@ async def _supervise(options: RunOptions) -> int:
 
 async def _run(agent: Agent, address: str, view: LiveView | None) -> Outcome:
     loop = asyncio.get_running_loop()
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = heeded()
     for signum in handled:
         loop.add_signal_handler(signum, agent.interrupt, signum)
     drawing = loop.create_task(_draw(agent, view)) if view is not None else None
@@ -109,6 +111,13 @@ async def _run(agent: Agent, address: str, view: LiveView | None) -> Outcome:
             view.show(lines_of(agent), agent.orders.quorum, tuple(agent.events.newest))
         for signum in handled:
             loop.remove_signal_handler(signum)
+
+
+def heeded() -> list[signal.Signals]:
+    """The signals that ask for an orderly end. Whoever starts this with one of them ignored (nohup; a shell's &) means
+    that."""
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [signum for signum in asking if signal.getsignal(signum) is not signal.SIG_IGN]
 
 
 async def _draw(agent: Agent, view: LiveView) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -41,6 +43,34 @@ def test_events_are_lines(tmp_path: Path) -> None:
     assert [event.kind for event in heard] == ["exit", "late"], "what this process saw"
     assert [event.kind for event in relayed] == ["quorum"], "what the lighthouse said"
     assert heard[0].data == (("exit_code", "None"), ("step", "3"))
+
+
+def test_a_full_disk_stops_nobody() -> None:
+    log = EventLog(Path("/dev/full"))
+    heard: list[Event] = []
+    log.listen(heard.append)
+    log.add("start", "first")
+    log.add("exit", "second")
+    log.close()
+    assert [event.kind for event in heard] == ["start", "unwritten", "exit"], "told once"
+    assert heard[1].text == "/dev/full cannot be written (No space left on device); the run goes on without its record"
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, clock=lambda: 1.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # as if the disk were full then
+        log.add("start", "too long for the disk")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    log.add("exit", "there is space again")
+    log.close()
+    torn, *whole = path.read_text().splitlines()
+    assert len(torn) == 20 and [json.loads(line)["text"] for line in whole] == ["there is space again"]
 
 
 def test_events_of_an_earlier_run_are_kept(tmp_path: Path) -> None:

@@ -154,6 +154,21 @@ def test_ctrl_c_twice_kills(start_run: StartRun) -> None:
     everything_ended(run, *pids)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT])
+def test_signals_that_were_ignored_at_the_start_stay_so(start_run: StartRun, signum: signal.Signals) -> None:
+    before = signal.signal(signum, signal.SIG_IGN)  # as nohup does, and a shell with &
+    try:
+        run = start_run("--groups", "1", SPEAKER, "100000", "0.02")
+    finally:
+        signal.signal(signum, before)
+    run.until(lambda: run.step_of(0) >= 1)
+    run.interrupt(signum)
+    run.interrupt(signal.SIGTERM)
+    assert run.wait() == 143, "only of the second one"
+    heard = [event["text"].split(":")[0] for event in run.events("stop")]
+    assert [text for text in heard if text.startswith("SIG")] == ["SIGTERM"]
+
+
 def test_ctrl_c_before_anything_runs(start_run: StartRun) -> None:
     run = start_run("--groups", "2", SPEAKER, "100000", "0.02", environ=plain_environ(PLANARIA_PRELOAD="this"))
     run.until(lambda: run.events())
