@@ -176,7 +176,7 @@ class Link:
     def _down(self, why: str) -> None:
         if self.up.is_set():
             self._on_note("link", f"the lighthouse at {self.address} is out of reach ({why}); training goes on")
-        elif self._outbox is not None and why not in self._refusals:
+        elif why not in self._refusals:
             self._refusals.add(why)  # it is asked again within a second, and will say the same for as long as it lasts
             self._on_note("link", f"the lighthouse at {self.address} refused the stream: {why}")
 
