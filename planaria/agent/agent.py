@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
+    Event,
     Finished,
     Heartbeat,
     Hello,
@@ -113,6 +114,7 @@ class Agent:
         self._news = asyncio.Event()
         self._beat_at = 0.0
         self._started_any = False
+        self._relayed: set[tuple[float, str]] = set()  # the lighthouse's events in our record, by time and text
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -127,6 +129,7 @@ class Agent:
                 self._tick()
                 await self._pause()
             await self._end_groups()
+            self._take_events(await self.link.leave(self.assignment.spec.job))
         finally:
             tasks += self.ends.close()
             for task in tasks:
@@ -200,14 +203,17 @@ class Agent:
 
     async def _relay_events(self) -> None:
         """Put what the lighthouse records into the run's own record."""
-        seen: set[tuple[float, str]] = set()
         while True:
             await self.link.up.wait()
             async for event in self.link.events(self.assignment.spec.job):
-                if (event.at, event.text) not in seen:
-                    seen.add((event.at, event.text))
-                    self.events.take(event)
+                self._take_events([event])
             await asyncio.sleep(POLL_SECONDS)  # a stream that ends at once must not be asked for in a busy loop
+
+    def _take_events(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if (event.at, event.text) not in self._relayed:
+                self._relayed.add((event.at, event.text))
+                self.events.take(event)
 
     # --- news ------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import open_channel
 from planaria.wire.codec import decode_order, encode_report
 from planaria.wire.control_pb2_grpc import LighthouseStub
-from planaria.wire.status import decode_event
+from planaria.wire.status import decode_event, decode_status
 
 # After a stream that broke, the first retry comes at once and gRPC itself paces connecting. These bound the pauses
 # between streams that a reachable lighthouse ends again: from hardly noticeable to one heartbeat, for a
@@ -28,6 +28,8 @@ _UNREACHABLE_AFTER = 3.0
 _REMIND_SECONDS = 30.0
 # A lighthouse answers an operator within milliseconds, or is not there.
 _DRAIN_SECONDS = 1.0
+# The same when an agent leaves; the end of a run is worth more patience than one of many tries.
+_LEAVE_SECONDS = 5.0
 
 _Stream = grpc.aio.StreamStreamCall[pb.AgentFrame, pb.LighthouseFrame]
 
@@ -55,7 +57,9 @@ class Link:
         self._on_order = on_order
         self._on_note = on_note
         self._on_refused = on_refused
-        self._outbox: asyncio.Queue[Report] | None = None
+        self._outbox: asyncio.Queue[Report | None] | None = None  # None is the last: nothing more will be told
+        self._leaving = False
+        self._gone = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._stale_noted = 0
         self._refusals: set[str] = set()  # noted since the link was up last
@@ -74,6 +78,9 @@ class Link:
             pause = 0.0
             while True:
                 heard = await self._attend()
+                if self._leaving:
+                    self._gone.set()
+                    return
                 pause = 0.0 if heard else min(max(2 * pause, _PAUSE[0]), _PAUSE[1])
                 # Jitter: a thousand agents that lost one lighthouse must not come back in one instant.
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -81,6 +88,20 @@ class Link:
             watchdog.cancel()
             await asyncio.gather(watchdog, return_exceptions=True)
             await self._channel.close(None)
+
+    async def leave(self, job: str) -> tuple[Event, ...]:
+        """End the stream when all that was told has been taken in; the events of the job that the lighthouse keeps.
+        Nothing without a lighthouse that answers: whoever ends does not wait for one."""
+        self._leaving = True
+        if self._outbox is None:
+            return ()
+        self._outbox.put_nowait(None)
+        with suppress(TimeoutError, grpc.RpcError, ProtocolError):
+            async with asyncio.timeout(_LEAVE_SECONDS), open_channel(self.address) as channel:
+                await self._gone.wait()
+                reply = await LighthouseStub(channel).Status(pb.StatusRequest(job=job))
+                return decode_status(reply.jobs[0]).events
+        return ()
 
     async def drain(self, job: str, group: int) -> None:
         """Ask the lighthouse to leave a group out. That it cannot now is no matter: whoever wants it asks again."""
@@ -127,7 +148,8 @@ class Link:
             heard = False  # it will say the same again: do not hurry back
             self._down(str(error))
         else:
-            self._down("the lighthouse ended the stream")
+            if not self._leaving:
+                self._down("the lighthouse ended the stream")
         finally:
             self._outbox = None
             self.up.clear()
@@ -137,12 +159,13 @@ class Link:
             call.cancel()
         return heard
 
-    async def _write(self, call: _Stream, opening: list[Report], outbox: asyncio.Queue[Report]) -> None:
+    async def _write(self, call: _Stream, opening: list[Report], outbox: asyncio.Queue[Report | None]) -> None:
         with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reading side says what happened
             for report in opening:
                 await self._write_one(call, report)
-            while True:
-                await self._write_one(call, await outbox.get())
+            while (told := await outbox.get()) is not None:
+                await self._write_one(call, told)
+            await call.done_writing()  # the lighthouse reads to the end, then ends its side
 
     async def _write_one(self, call: _Stream, report: Report) -> None:
         try:

@@ -251,7 +251,8 @@ class Ledger:
     # --- small deeds and questions ---------------------------------------------------------------------------
 
     def _disconnect(self, agent: str, why: str) -> None:
-        if self.seen.lost(agent):
+        at_work = any(g.agent == agent and g.state not in CERTAINLY_GONE for g in self.seen.groups.values())
+        if self.seen.lost(agent) and at_work:  # one whose groups have all ended has just left
             self._event("agent", f"agent {agent} is out of reach: {why}")
 
     def _start_draining(self, view: Group) -> None:

@@ -14,8 +14,9 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     known: dict[tuple[str, ...], str] = {}
 
     def digest(*args: str) -> str:
-        # A pause changes no bit: the reference does without.
-        kept = tuple(a for i, a in enumerate(args) if a != "--pause" and (i == 0 or args[i - 1] != "--pause"))
+        # Time changes no bit: the reference does without.
+        slow = ("--pause", "--hold")
+        kept = tuple(a for i, a in enumerate(args) if a not in slow and (i == 0 or args[i - 1] not in slow))
         if kept not in known:
             directory: Path = tmp_path_factory.mktemp("quiet")
             known[kept] = alone(directory, *kept)

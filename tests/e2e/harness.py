@@ -21,7 +21,11 @@ PATIENCE = 90.0
 
 
 class Run:
-    """One ``planaria run`` of a script. Use as a context: whatever happens, everything ends."""
+    """One ``planaria run`` of a script. Use as a context: whatever happens, everything ends.
+
+    The script hardly gets on in its second half before ``end`` is called: no job is over before what is to happen to
+    it has happened, on however slow a machine.
+    """
 
     def __init__(
         self,
@@ -32,7 +36,8 @@ class Run:
         script: Path = TRAIN,
     ) -> None:
         self.directory = directory
-        self.script = Script(script, args, groups, None)
+        self._release = directory / "release"
+        self.script = Script(script, (*args, "--hold", str(self._release)), groups, None)
         self._run = LocalRun(self.script, directory, options)
         self.watch = Watch(directory)
 
@@ -125,7 +130,8 @@ class Run:
     # --- afterwards ------------------------------------------------------------------------------------------
 
     def end(self) -> int:
-        """Wait for the run's own end; its exit code."""
+        """Let the run come to its own end, and wait for it; its exit code."""
+        self._release.touch()
         deadline = time.monotonic() + PATIENCE
         while (code := self._run.poll()) is None:
             self.watch.poll()

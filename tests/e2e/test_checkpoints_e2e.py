@@ -63,7 +63,7 @@ def test_everything_is_ended_and_started_again_with_other_numbers_of_groups(tmp_
         stopped = run.watch.step
         assert newest(where) == stopped, "an orderly end loses nothing"
     with Run(tmp_path / "second", *args, groups=2, options=saving(where, 40)) as run:
-        run.until(lambda: newest(where) >= 120, "a checkpoint")
+        run.until(lambda: newest(where) >= 80, "a checkpoint")
         process = run._run._process
         assert process is not None
         process.kill()
@@ -72,7 +72,7 @@ def test_everything_is_ended_and_started_again_with_other_numbers_of_groups(tmp_
     with Run(tmp_path / "third", *args, groups=4, options=saving(where, 40)) as run:
         assert run.end() == 0, run.log()
         assert run.digests() == {quiet(*args)}, run.log()
-        assert min(life.commits[0].step for life in run.watch.lives.values()) > 120
+        assert min(life.commits[0].step for life in run.watch.lives.values()) > 80
 
 
 def test_the_group_that_saves_is_killed_in_mid_save(tmp_path: Path, quiet: Quiet) -> None:

@@ -71,8 +71,10 @@ def test_sigkill_in_mid_exchange(cluster: Any, members: int) -> None:
     quorum_id = cluster.form(ranks)
     begin_without_the_last(ranks, quorum_id)
     ranks[-1].kill()
-    for rank in ranks[:-1]:
-        assert f"with rank {members - 1}, {ranks[-1].member}, failed in quorum {quorum_id}" in rank.failure()
+    failures = [rank.failure() for rank in ranks[:-1]]
+    assert all(f"failed in quorum {quorum_id}" in failure for failure in failures)
+    # Whoever leaves first leaves because of it; others may wait for that one at this moment.
+    assert any(f"with rank {members - 1}, {ranks[-1].member}, failed" in failure for failure in failures)
     cluster.everyone(ranks[:-1], "drop", quorum_id=quorum_id)
     assert_they_go_on(cluster, ranks[:-1])
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("layout", choices=["plain", "fsdp", "tp", "pp", "fsdp-tp"])
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
+parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
 parser.add_argument("--compile", action="store_true")
@@ -104,8 +106,10 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
             step.record(loss=torch.stack(losses).mean())
         else:
             schedule.step()
-        if args.pause:
-            time.sleep(args.pause)
+        time.sleep(args.pause)
+        held = time.monotonic() + 0.3
+        while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
+            time.sleep(0.01)
     job.clip_grad_norm_(1.0)
     optimizer.step()
     scheduler.step()

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ import planaria.torch as pt
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
+parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
 parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--samples", type=int, default=500)
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
@@ -54,7 +56,9 @@ for step in job.steps(args.steps):
             loss = loss * float("nan")
         loss.backward()
         step.record(loss=loss)
-        if args.pause:
-            time.sleep(args.pause)
+        time.sleep(args.pause)
+        held = time.monotonic() + 0.3
+        while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
+            time.sleep(0.01)
     optimizer.step()
     scheduler.step()
