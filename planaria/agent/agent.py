@@ -40,10 +40,11 @@ from planaria.core.messages import (
     Report,
     Stop,
     Suspected,
+    Trouble,
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.core.told import Told
-from planaria.engines.base import Broken, Change, Ended, Engine, Progress, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Progress, Started
 from planaria.engines.launch import directory_of
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
@@ -102,6 +103,7 @@ class Agent:
             lambda reason: events.add("refused", reason),
             range(assignment.ranks_here),
             lambda member, order: self.engine.relay(member, order),
+            lambda member: self.engine.look(member),
         )
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
@@ -219,6 +221,8 @@ class Agent:
 
     def _on_change(self, change: Change) -> None:
         match change:
+            case Dying():
+                self.ends.foresee(change)
             case Ended():
                 self.ends.take(change)
             case Started():
@@ -243,6 +247,10 @@ class Agent:
     def _on_report(self, report: Report) -> None:
         if isinstance(report, Ready) and (life := self.lives.of(report.member)) is not None:
             report = replace(report, looked=life.run)
+        if isinstance(report, Trouble):
+            # Whoever broke the exchange may be here, and dying: then that is the news, and it comes first.
+            for one in self.lives.alive():
+                self.engine.look(one.member)
         self.link.tell(report)
         self.told.record(report)
         match report:
@@ -271,7 +279,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         spec = replace(self.assignment.spec, groups=self.orders.total)
-        return Hello(self.name, self.assignment.host, spec)
+        return Hello(self.name, self.assignment.host, spec, fresh=not self.lives.groups)
 
     # --- looking and acting ----------------------------------------------------------------------------------
 
@@ -322,6 +330,8 @@ class Agent:
             self.events.add("suspect", f"{life.member}: {why}", life.member.group)
 
     def _act(self, now: float) -> None:
+        if not self.orders.welcomed:
+            return  # nobody knows which lives the groups had under an agent before this one
         desired = self.orders.desired_here()
         if desired < 1:
             if not self.lives.alive():
@@ -330,8 +340,11 @@ class Agent:
         spec = replace(self.assignment.plan, desired=desired, suspect_patience=self._patience())
         for action in planning.plan(spec, self._observed(), now):
             match action:
-                case planning.Start():
-                    self._start(Member(action.group, action.incarnation), now)
+                case planning.Start(group, incarnation):
+                    before = self.lives.groups.get(group)
+                    if before is not None and not before.makes_way:
+                        self.replacements.append(now)
+                    self._start(Member(group, incarnation if before else self._first_life(group)), now)
                 case planning.Kill():
                     life = self.lives.groups[action.group]
                     if not life.being_killed and life.first_bad is None:
@@ -356,13 +369,11 @@ class Agent:
         seen = [life.settle_seconds for life in self.lives.groups.values() if life.settle_seconds > 0]
         return max(_LEAST_PATIENCE, min(seen)) if seen else self.assignment.plan.suspect_patience
 
+    def _first_life(self, group: int) -> int:
+        return max(self.orders.first_life(group), self.assignment.following.get(group, 0))
+
     def _start(self, member: Member, now: float) -> None:
-        before = self.lives.groups.get(member.group)
-        if before is not None and not before.makes_way:
-            self.replacements.append(now)
         assignment = self.assignment
-        if before is None:
-            member = Member(member.group, assignment.following.get(member.group, 0))
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
         life = self.lives.begin(member, directories, now, assignment.ranks_here)
         life.founder, life.run = not self._others_hold_the_state(), self.orders.run

@@ -8,11 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from planaria.agent.lives import Life, ended_state, failure_of
+from planaria.agent.ranklife import RankLife
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.messages import Died, Member
 from planaria.core.plan import GroupState
-from planaria.engines.base import Ended
+from planaria.engines.base import Dying, Ended
 
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
@@ -49,6 +50,18 @@ class Ends:
         else:
             self._tell(change)
 
+    def foresee(self, change: Dying) -> None:
+        """A rank is as good as gone. What its end means is told now; its place is free only when it has ended."""
+        life = self._agent.lives.of(change.member)
+        # One that leaves in order is left to say its last words.
+        if life is None or not life.alive or not _bad(change) or change.member in self._hearing:
+            return
+        self._tell_lost(change, life)
+        rank = life.ranks[change.rank]
+        if not rank.killed:
+            rank.was_exiting = True
+            asyncio.get_running_loop().call_soon(self._lose, life, rank)
+
     def close(self) -> list[asyncio.Task[None]]:
         """What still runs, for the caller to cancel and to await."""
         return list(self._hearing.values())
@@ -58,34 +71,39 @@ class Ends:
         self._tell(change)
 
     def _tell(self, change: Ended) -> None:
-        life = self._agent.lives.of(change.member)
-        bad = change.returncode not in (EXIT_OK, EXIT_INTERRUPTED)
         # While rank 0 speaks for its group, another that left in order is no news: it is only a moment ahead.
-        if (bad or change.rank == 0) and (life is None or not life.fell):
+        if _bad(change) or change.rank == 0:
             # Others wait for this word, and for nothing else that happens here.
-            words = change.cause if life is None else life.named(life.ranks[change.rank], change.cause)
-            report = Died(change.member, words)
-            self._agent.link.tell(report)
-            self._agent.told.record(report)
-            if life is not None:
-                life.fell_ns, life.fell_under = time.monotonic_ns(), life.quorum
-        asyncio.get_running_loop().call_soon(self._ended, change, bad)
+            self._tell_lost(change, self._agent.lives.of(change.member))
+        asyncio.get_running_loop().call_soon(self._ended, change)
 
-    def _ended(self, change: Ended, bad: bool) -> None:
+    def _tell_lost(self, change: Dying | Ended, life: Life | None) -> None:
+        if life is not None and life.fell:
+            return
+        words = change.cause if life is None else life.named(life.ranks[change.rank], change.cause)
+        report = Died(change.member, words)
+        self._agent.link.tell(report)
+        self._agent.told.record(report)
+        if life is not None:
+            life.fell_ns, life.fell_under = time.monotonic_ns(), life.quorum
+
+    def _ended(self, change: Ended) -> None:
         life = self._agent.lives.of(change.member)
         if life is None or not life.alive:
             return
         rank = life.ranks[change.rank]
         rank.over, rank.returncode, rank.cause = True, change.returncode, change.cause
         rank.remains = change.remains
-        if bad and not rank.killed:
-            life.first_bad = life.first_bad or rank
-            if not life.asked_to_end:  # then each of them was told for itself
-                self._kill_rest(life)
+        if _bad(change) and not rank.killed:
+            self._lose(life, rank)
         if all(rank.over for rank in life.ranks):
             self._conclude(life)
 
-    def _kill_rest(self, life: Life) -> None:
+    def _lose(self, life: Life, lost: RankLife) -> None:
+        """``lost`` ends as no rank should: the group ends with it."""
+        life.first_bad = life.first_bad or lost
+        if life.asked_to_end:
+            return  # each of them was told for itself
         for rank in life.ranks:
             if rank.spare_or_kill():
                 self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL, rank.rank)
@@ -121,3 +139,7 @@ class Ends:
         agent.hub.forget(life.member)
         agent.orders.a_group_ended()
         agent.wake()
+
+
+def _bad(change: Dying | Ended) -> bool:
+    return change.returncode not in (EXIT_OK, EXIT_INTERRUPTED)

@@ -20,7 +20,7 @@ from planaria.agent.ranks import RankHub
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.liveness import HEARTBEAT, ProgressWatch
 from planaria.core.messages import Member
-from planaria.engines.base import Broken, Change, Ended, Progress, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Progress, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 from planaria.engines.nodestream import NodeStream, Word
@@ -41,7 +41,8 @@ _REMIND_SECONDS = 30.0
 class NodeHelper:
     """``run`` it once; ``close`` it in any case. ``number``: of this node, from 1.
 
-    ``make_engine`` gets the job's name, the address of this end of the connection and the socket for ranks.
+    ``make_engine`` gets the job's name, the address of this end of the connection and the socket for ranks. It is
+    called for every run of node 0, whose incarnations may begin from 0 again.
     """
 
     def __init__(
@@ -58,10 +59,17 @@ class NodeHelper:
         self._terms = terms
         self._make_engine = make_engine
         self._launch: Launch | None = None
+        self._serves = ""  # the run of node 0 for which the engine was made
         self._engine: LocalEngine | None = None
         self._ranks: dict[tuple[Member, int], RankLife] = {}
         here = range(number * terms.nproc, (number + 1) * terms.nproc)
-        self._hub = RankHub(self._admit, lambda report: None, lambda reason: events.add("refused", reason), here)
+        self._hub = RankHub(
+            self._admit,
+            lambda report: None,
+            lambda reason: events.add("refused", reason),
+            here,
+            on_hangup=self._look,
+        )
         self._stream: NodeStream | None = None
         self._gone = asyncio.Event()  # no rank is left
         self._gone.set()
@@ -155,8 +163,8 @@ class NodeHelper:
 
     async def _obey(self, stream: NodeStream, word: Word) -> None:
         match word:
-            case {"welcome": str(job)}:
-                await self._begin(job, stream)
+            case {"welcome": str(job), "run": str(run)}:
+                await self._begin(job, run, stream)
             case {"refused": str(reason)}:
                 raise UsageError(f"node 0 refuses this node: {reason}")
             case {"create": [int(group), int(incarnation)], "founder": bool(founder), "port": int(port)}:
@@ -165,17 +173,19 @@ class NodeHelper:
                 if self._engine is not None:
                     self._engine.delete(group, incarnation, signum, rank)
             case {"order": str(order), "to": [int(group), int(incarnation)]}:
-                if self._admit(Member(group, incarnation)):
-                    self._hub.send(Member(group, incarnation), order_from_bytes(bytes.fromhex(order)))
+                if self._admit(member := Member(group, incarnation)):
+                    self._hub.send(member, order_from_bytes(bytes.fromhex(order)))
+                    self._look(member)  # it may be a quorum in place of one that broke
             case {"bye": int(code), "reason": str(reason)}:
                 self._outcome = (code, reason)
             case _:
                 raise ProtocolError(f"a word of no known kind: {', '.join(word)}")
 
-    async def _begin(self, job: str, stream: NodeStream) -> None:
-        if self._launch is None or self._launch.job != job:
+    async def _begin(self, job: str, run: str, stream: NodeStream) -> None:
+        if self._launch is None or self._serves != run:
             if self._engine is not None:
                 await self._engine.close()
+            self._serves = run
             self._launch, self._engine = self._make_engine(job, stream.local_host, self._hub.path)
             self._engine.watch(self._on_change)
         self._stream = stream
@@ -194,6 +204,10 @@ class NodeHelper:
         self._gone.clear()
         self._engine.create(member.group, member.incarnation, founder, port)
 
+    def _look(self, member: Member) -> None:
+        if self._engine is not None:
+            self._engine.look(member)
+
     async def _kill_all(self) -> None:
         if self._engine is not None:
             for member, rank in self._ranks:
@@ -207,6 +221,9 @@ class NodeHelper:
                 self._say({"started": [member.group, member.incarnation], "rank": rank, "pid": pid})
                 facts = {"incarnation": member.incarnation, "rank": rank, "pid": pid}
                 self.events.add("start", f"{member}, rank {rank}, runs as pid {pid}", member.group, facts)
+            case Dying(member, dying_code, cause, rank):
+                word = {"dying": [member.group, member.incarnation], "rank": rank}
+                self._say({**word, "code": dying_code, "cause": cause})
             case Ended(member, code, cause, rank):
                 self._on_end(member, rank, code, cause)
             case Broken(reason):

@@ -70,16 +70,21 @@ class LighthouseChild:
         told, tell = os.pipe()
         command = [sys.executable, "-m", _MODULE, str(os.getpid()), bind, str(self._store)]
         command += [self._http] if self._http else []
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=Path(__file__).resolve().parents[2],
-                stdin=subprocess.DEVNULL,
-                stdout=tell,
-                stderr=log,
-                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
-            )
-        os.close(tell)
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=Path(__file__).resolve().parents[2],
+                    stdin=subprocess.DEVNULL,
+                    stdout=tell,
+                    stderr=log,
+                    start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
+                )
+        except OSError:
+            os.close(told)
+            raise
+        finally:
+            os.close(tell)
         line = await _first_line(told)
         if not line:
             return False
@@ -95,7 +100,12 @@ class LighthouseChild:
             code = await self._ended()
             self._on_note("lighthouse", f"the lighthouse {describe(code)}; it is started again, training goes on")
             await asyncio.sleep(pause)
-            pause = 0.0 if await self._launch(self.address) else min(2 * pause + 0.1, _MAX_PAUSE)
+            try:
+                listens = await self._launch(self.address)
+            except OSError as error:  # no memory for another process, no space for its log: perhaps later
+                self._on_note("lighthouse", f"the lighthouse cannot be started ({error.strerror}); trying on")
+                listens = False
+            pause = 0.0 if listens else min(2 * pause + 0.1, _MAX_PAUSE)
 
     async def _ended(self) -> int:
         """Wait for the end of the process; its return code."""

@@ -62,6 +62,7 @@ class Link:
         self._gone = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._stale_noted = 0
+        self._refusals: set[str] = set()  # noted since the link was up last
 
     def tell(self, report: Report) -> None:
         """Send ``report`` now, or never: what still counts at the next connect is what ``again`` says then."""
@@ -192,12 +193,14 @@ class Link:
 
     def _up(self) -> None:
         self.up.set()
+        self._refusals.clear()
         self._on_note("link", f"connected to the lighthouse at {self.address}")
 
     def _down(self, why: str) -> None:
         if self.up.is_set():
             self._on_note("link", f"the lighthouse at {self.address} is out of reach ({why}); training goes on")
-        elif self._outbox is not None:
+        elif why not in self._refusals:
+            self._refusals.add(why)  # it is asked again within a second, and will say the same for as long as it lasts
             self._on_note("link", f"the lighthouse at {self.address} refused the stream: {why}")
 
     async def _watch_silence(self, channel: grpc.aio.Channel) -> None:

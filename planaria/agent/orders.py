@@ -37,6 +37,8 @@ class Orders:
         self.total = agent.assignment.spec.groups
         self.quorum: Quorum | None = None  # the newest heard of
         self.run = NO_QUORUM  # the newest `Resume.run`
+        self.welcomed = False  # a lighthouse has taken this agent
+        self._lived: dict[int, int] = {}  # incarnations of groups that other agents had before this one
         self._told_total = self.total
         self._retold = True  # the next Desired only repeats what was wanted before this stream
         self._drained: set[Member] = set()
@@ -60,13 +62,19 @@ class Orders:
             case Resume():
                 self._resume(order)
             case Welcome():
-                self._retold = True
+                self._retold = self.welcomed = True
+                self._lived |= {member.group: member.incarnation for member in order.lives}
+                self._agent.wake()
 
     def a_group_ended(self) -> None:
         """Do what had to wait for it."""
         if (order := self._unheeded) is not None:
             self._unheeded = None
             self._stop(order)
+
+    def first_life(self, group: int) -> int:
+        """The incarnation with which this agent may begin."""
+        return self._lived.get(group, -1) + 1
 
     def desired_here(self) -> int:
         """How many groups this agent should keep alive."""
@@ -92,6 +100,9 @@ class Orders:
 
     def _publish(self, order: Publish) -> None:
         self._agent.hub.send(order.member, order)
+        if order.quorum.urgent:
+            # The one before broke: perhaps because of a rank here that is still dying.
+            self._agent.engine.look(order.member)
         if self.quorum is None or order.quorum.id > self.quorum.id:
             self.quorum = order.quorum
         if (life := self._agent.lives.of(order.member)) is not None:
@@ -122,9 +133,6 @@ class Orders:
         name, whom = signal_name(order.signal), str(life.member)
         if order.rank is not None:
             whom += f", rank {order.rank},"
-            if order.rank >= len(life.ranks):
-                self._agent.events.add("signal", f"{whom} cannot get {name}: there is no such rank", order.group)
-                return
         self._agent.events.add("signal", f"{whom} gets {name}, as the lighthouse ordered", order.group)
         self._agent.engine.delete(life.member.group, life.member.incarnation, order.signal, order.rank)
 

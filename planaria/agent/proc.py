@@ -12,6 +12,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4  # of the kernel's task flags: since before 2.6, and what ps reads too
+_FLAGS, _EXIT_CODE = 9 - 3, 52 - 3  # fields of /proc/PID/stat (proc(5)), counted from the third on
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,24 +39,34 @@ def thread_count(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def state_of(pid: int) -> str:
-    """One letter from /proc/PID/stat: R, S, D, T (stopped), t (traced), Z (zombie); "" if there is no process."""
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on, which is the state; empty if there is no process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
+        return []
     # The command name is in parentheses and may contain anything, parentheses and blanks included.
-    return text[text.rindex(")") + 2]
+    return text[text.rindex(")") + 2 :].split()
+
+
+def state_of(pid: int) -> str:
+    """One letter: R, S, D, T (stopped), t (traced), Z (zombie); "" if there is no process."""
+    return next(iter(_stat(pid)), "")
 
 
 def is_exiting(pid: int) -> bool:
     """Whether the process has begun to end, or is gone. It may have much to give back before its parent hears of it."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    state, *fields = text[text.rindex(")") + 2 :].split()
-    return state in ("Z", "X") or bool(int(fields[5]) & _PF_EXITING)
+    fields = _stat(pid)
+    return not fields or fields[0] in ("Z", "X") or bool(int(fields[_FLAGS]) & _PF_EXITING)
+
+
+def ending(pid: int) -> int | None:
+    """How a process will have ended that has begun to end, as in ``subprocess``: it runs no code of its own any more.
+    None while it runs, and if there is none. 0 also if the kernel does not tell us (a process of another user)."""
+    fields = _stat(pid)
+    if not fields or not (fields[0] in ("Z", "X") or int(fields[_FLAGS]) & _PF_EXITING):
+        return None
+    return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
 
 
 def children_of_self() -> list[int]:

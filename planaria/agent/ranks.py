@@ -29,8 +29,8 @@ class RankHub:
     which, everything else comes from rank 0.
 
     ``on_report`` gets every report of a member for which ``admit`` says True; another connection is closed, as is
-    one that says what a rank must not say (``on_refused`` gets a sentence). That a connection ends means nothing:
-    the process table says who is dead.
+    one that says what a rank must not say (``on_refused`` gets a sentence). That a connection ends means nothing by
+    itself (``on_hangup`` gets the member): the process table says who is dead.
 
     All ranks of a member hear the same orders in the same order, however late one of them connects.
     """
@@ -42,6 +42,7 @@ class RankHub:
         on_refused: Callable[[str], None],
         ranks: range = range(1),
         relay: Callable[[Member, Order], None] = lambda member, order: None,
+        on_hangup: Callable[[Member], None] = lambda member: None,
     ) -> None:
         """``ranks``: of every member, those that connect here; ``relay`` passes orders on to the others."""
         self._admit = admit
@@ -49,6 +50,7 @@ class RankHub:
         self._on_refused = on_refused
         self._ranks = ranks
         self._relay = relay
+        self._on_hangup = on_hangup
         self._writers: dict[tuple[Member, int], asyncio.StreamWriter] = {}
         self._streams: dict[Member, asyncio.Task[None]] = {}  # of those that speak
         self._arrived: dict[Member, set[int]] = {}  # ranks that have connected, dead or alive
@@ -126,6 +128,7 @@ class RankHub:
                 del self._writers[who]
                 if who[1] == 0:
                     del self._streams[who[0]]
+                self._on_hangup(who[0])
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()

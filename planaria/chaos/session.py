@@ -34,12 +34,13 @@ _TIES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is trained. ``shards``: None for what the script says."""
+    """What is trained. ``shards``: None for what the script says. ``device``: cpu, cuda, or None for what there is."""
 
     path: Path
     args: tuple[str, ...] = ()
     groups: int = 4
     shards: int | None = None
+    device: str | None = None
 
     def command(self) -> list[str]:
         return [sys.executable, str(self.path), *self.args]
@@ -118,6 +119,8 @@ def run_command(script: Script, directory: Path, options: Sequence[str]) -> list
     ]
     if script.shards is not None:
         command += ["--shards", str(script.shards)]
+    if script.device is not None:
+        command += ["--device", script.device]
     return [*command, *options, str(script.path), *script.args]
 
 
@@ -221,6 +224,8 @@ def quiet_run(script: Script, shards: int, directory: Path, tick: Callable[[], N
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("OPENBLAS_NUM_THREADS", "1")
     env |= {"PLANARIA_SHARDS": str(shards), "PLANARIA_DIR": str(directory)}
+    if script.device is not None:
+        env["PLANARIA_DEVICE"] = script.device
     log = directory / "run.log"
     process = spawn(script.command(), env, log)
     try:

@@ -21,6 +21,7 @@ from planaria.chaos.verify import Record, read_records
 from planaria.cli.chaos_view import View, Waiting
 from planaria.cli.logdir import check_writable
 from planaria.core.exits import EXIT_INTERRUPTED
+from planaria.engines.devices import find
 from planaria.errors import PlanariaError, UsageError
 
 
@@ -33,6 +34,9 @@ def chaos(
     kills: Annotated[int, typer.Option(help="How many faults, of all kinds together.")] = 50,
     kinds: Annotated[str, typer.Option(help="Kinds: kill,stop,partition,lighthouse. Partitions need root.")] = "kill",
     seed: Annotated[int, typer.Option(help="Of the schedule.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU for every group, else cpu.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Also train alone without faults, and compare.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole record here.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Run directory; default: a new one in planaria_logs.")] = None,
@@ -46,18 +50,21 @@ def chaos(
         check_writable(json_file, "--json")
     faults = schedule.random_schedule(seed, chosen, groups, kills, gap)
     directory = new_directory(log_dir, "chaos")
-    what = session.Script(script, tuple(args or ()), groups, shards)
+    console = Console()
+    device = device or device_for(console, groups, Kind.PARTITION in chosen)
+    what = session.Script(script, tuple(args or ()), groups, shards, device)
     asked = {
         "script": str(script),
         "args": list(what.args),
         "groups": groups,
         "shards": shards,
+        "device": device,
         "every": gap,
         "kills": kills,
         "kinds": [kind.value for kind in chosen],
         "seed": seed,
     }
-    code = prove(Console(), what, faults, directory, Proof(verify, json_file, asked))
+    code = prove(console, what, faults, directory, Proof(verify, json_file, asked))
     raise typer.Exit(code)
 
 
@@ -103,7 +110,8 @@ def _prove(
     proof: Proof,
 ) -> int:
     run = deployment(script, directory, faults)
-    console.print(f"{script.groups} groups, {len(faults)} faults to come; logs in {directory}", soft_wrap=True)
+    where = " on the CPU" if script.device == "cpu" else ""
+    console.print(f"{script.groups} groups{where}, {len(faults)} faults to come; logs in {directory}", soft_wrap=True)
     with View(console, script.path.name) as view:
         troubled = session.trouble(run, faults, script.groups, view.show)
     try:
@@ -162,6 +170,19 @@ def _check(script: Path, groups: int, kills: int, partitions: bool) -> None:
         from planaria.chaos import netns
 
         netns.require(groups)
+
+
+def device_for(console: Console, groups: int, partitions: bool) -> str | None:
+    """``cpu``, and a line that says so, if there are GPUs but not one for every group; else None: what there is.
+    Groups in networks of their own are agents of their own, which would all take the same GPU."""
+    if said := os.environ.get("PLANARIA_RUN_DEVICE"):
+        return said  # the run would take it from there, and the quiet one must be like it
+    found = len(find(os.environ).ids)
+    if not found or (found >= groups and not partitions):
+        return None
+    why = "are not used where networks are cut" if partitions else f"here are {found}, too few for {groups} groups"
+    console.print(f"GPUs {why}: training on the CPU", soft_wrap=True)
+    return "cpu"
 
 
 def new_directory(given: Path | None, name: str) -> Path:

@@ -36,7 +36,7 @@ def demo(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole record here.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Run directory; default: a new one in planaria_logs.")] = None,
 ) -> None:
-    """Train a tiny Llama in 4 groups while they are killed, stopped and robbed of their lighthouse; then
+    """Train a tiny Llama on the CPU, in 4 groups, while they are killed, stopped and robbed of their lighthouse; then
     train it quietly in one process, and compare every bit. Exit code 0 only if nothing was lost and all
     bits agree."""
     if steps < LEAST_STEPS:
@@ -49,6 +49,6 @@ def demo(
     args = ["--steps", str(steps), "--seed", str(seed), *(["--data", data] if data else [])]
     script = Path(str(resources.files("planaria.demo").joinpath("tiny_lm.py")))
     proof = Proof(True, json_file, {"demo": True, "data": data, "steps": steps, "seed": seed}, plot, all_faults=True)
-    what = Script(script, tuple(args), GROUPS, SHARDS)
+    what = Script(script, tuple(args), GROUPS, SHARDS, device="cpu")  # for which it was made: a GPU would only wait
     code = prove(Console(), what, demo_schedule(steps), new_directory(log_dir, "demo"), proof)
     raise typer.Exit(code)

@@ -43,7 +43,9 @@ def held(directory: Path) -> Iterator[None]:
 
     The kernel lets go of it when this process ends, however that happens, so that nothing stale is ever in the way.
     """
-    with (directory / "lock").open("a+") as file:
+    with usable(directory):
+        file = (directory / "lock").open("a+")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -53,10 +55,21 @@ def held(directory: Path) -> Iterator[None]:
             raise UsageError(f"{who} uses {directory}; give another --log-dir") from None
         except OSError:
             pass  # a file system without locks: nothing can be known of others
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with usable(directory):
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
         yield
+
+
+@contextmanager
+def usable(directory: Path) -> Iterator[None]:
+    """UsageError if what is done inside cannot be done: the run cannot even begin to write there."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or directory
+        raise UsageError(f"cannot write {where} ({error.strerror}); give another --log-dir") from None
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
@@ -115,13 +128,27 @@ def move_aside(directory: Path) -> None:
         raise UsageError(f"{error}, and a run would overwrite it; give another --log-dir") from None
     if run is None:
         return
-    groups = [path for path in directory.glob("rg*") if _GROUP.fullmatch(path.name) and path.is_dir()]
     found = [path for name in _FILES if (path := directory / name).is_file()]
+    _set_aside(directory, [*_groups(directory), *found])
+
+
+def move_groups_aside(directory: Path) -> None:
+    """The same for what the groups have left in ``directory`` only."""
+    if groups := _groups(directory):
+        _set_aside(directory, groups)
+
+
+def _groups(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("rg*") if _GROUP.fullmatch(path.name) and path.is_dir()]
+
+
+def _set_aside(directory: Path, paths: list[Path]) -> None:
     taken = [int(match[1]) for path in directory.iterdir() if (match := _EARLIER.fullmatch(path.name))]
     aside = directory / f"earlier-{max(taken, default=0) + 1}"
-    aside.mkdir()
-    for path in (*groups, *found):
-        path.rename(aside / path.name)
+    with usable(directory):
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
 
 
 def check_writable(path: Path, option: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -14,9 +13,9 @@ from planaria.agent.events import EventLog
 from planaria.agent.helper import NodeHelper
 from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
-from planaria.cli.logdir import held, move_aside
+from planaria.cli.logdir import held, move_aside, move_groups_aside, usable
 from planaria.cli.options import RunOptions, gpus_of
-from planaria.cli.supervise import follow, launch_of, say, terms_of
+from planaria.cli.supervise import SHOWN, follow, heeded, launch_of, say, terms_of
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 
@@ -30,19 +29,21 @@ async def help_out(options: RunOptions) -> int:
 
 
 async def _help_out(options: RunOptions) -> int:
-    events = EventLog(options.log_dir / "events.jsonl")
+    with usable(options.log_dir):
+        events = EventLog(options.log_dir / "events.jsonl")
     pump = LogPump()
-    events.listen(lambda event: say(pump, event))
+    events.listen(lambda event: say(pump, event, SHOWN))
     if not options.quiet:
         events.listen(lambda event: follow(pump, options, event))
 
     def make_engine(job: str, host: str, path: Path) -> tuple[Launch, LocalEngine]:
+        move_groups_aside(options.log_dir)  # those of another run of node 0
         launch = launch_of(options, job, options.host or host, path)
         return launch, LocalEngine(launch, gpus_of(options))
 
     helper = NodeHelper(options.node_rank, socket.gethostname(), terms_of(options), make_engine, events)
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in heeded():
         loop.add_signal_handler(signum, helper.interrupt, signum)
     try:
         code, reason = await helper.run(options.group_addr)

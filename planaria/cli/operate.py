@@ -131,9 +131,15 @@ def scale(
 
 @contextmanager
 def _connect(job: str, lighthouse: str | None, log_dir: Path | None) -> Iterator[tuple[OperatorClient, str]]:
+    """For one verb. UsageError in the words of the run itself if it has ended."""
     target = find(job, lighthouse, log_dir)
-    with OperatorClient(target.address) as client:
-        yield client, target.job
+    try:
+        with OperatorClient(target.address) as client:
+            yield client, target.job
+    except UsageError:
+        if (summary := _summary(target)) is None:
+            raise
+        raise UsageError(ended(summary)) from None
 
 
 def find(job: str, lighthouse: str | None, log_dir: Path | None) -> Target:

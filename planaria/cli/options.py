@@ -95,6 +95,8 @@ def check(options: RunOptions) -> None:
     split_address(options.group_addr, "--group-addr")
     if options.lighthouse is not None:
         split_address(options.lighthouse, "--lighthouse")
+    if options.http is not None and options.lighthouse is not None:
+        raise UsageError(f"--http {options.http}: the pages are the lighthouse's; give --http to planaria lighthouse")
     if options.http is not None and options.node_rank == 0:
         _check_free(options.http, "--http")
     if options.module:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
-from planaria.cli.logdir import former_life, held, move_aside
+from planaria.cli.logdir import former_life, held, move_aside, usable
 from planaria.cli.options import RunOptions, gpus_of
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
@@ -27,8 +28,8 @@ from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.engines.spread import SpreadEngine, Terms
 
-# Of all that is recorded, what a person at the terminal wants to know at once.
-_SHOWN = frozenset(
+# Of all that an agent records, what a person at the terminal wants to know at once.
+SHOWN = frozenset(
     {
         "exit",
         "kill",
@@ -36,19 +37,20 @@ _SHOWN = frozenset(
         "lighthouse",
         "link",
         "node",
-        "quorum",
         "recovered",
         "refused",
         "resume",
-        "scale",
         "signal",
         "stale",
         "stop",
         "suspect",
         "unsaved",
         "unshared",
+        "unwritten",
     }
 )
+# And of what the lighthouse records, which is about the whole job: the agent with group 0 shows it.
+_SHOWN_OF_JOB = frozenset({"evict", "majority", "mismatch", "quorum", "resume", "scale", "unsaved"})
 # People read a changing view a few times a second.
 _VIEW_SECONDS = 0.25
 # Two attempts a minute for a group that cannot live: see PlanSpec.
@@ -66,11 +68,14 @@ async def supervise(options: RunOptions) -> int:
 
 async def _supervise(options: RunOptions, name: str, following: dict[int, int]) -> int:
     began = time.monotonic()
-    events = EventLog(options.log_dir / "events.jsonl")
+    with usable(options.log_dir):
+        events = EventLog(options.log_dir / "events.jsonl")
     pump = LogPump()
     view = LiveView(options.job) if options.live and sys.stderr.isatty() else None
     if view is None:
-        events.listen(lambda event: say(pump, event))
+        events.listen(lambda event: say(pump, event, SHOWN))
+        if options.first_group == 0:
+            events.listen(lambda event: say(pump, event, _SHOWN_OF_JOB), relayed=True)
     if not options.quiet and view is None:
         events.listen(lambda event: follow(pump, options, event))
     lighthouse = None
@@ -98,7 +103,7 @@ async def _supervise(options: RunOptions, name: str, following: dict[int, int]) 
 
 async def _run(agent: Agent, address: str, view: LiveView | None) -> Outcome:
     loop = asyncio.get_running_loop()
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = heeded()
     for signum in handled:
         loop.add_signal_handler(signum, agent.interrupt, signum)
     drawing = loop.create_task(_draw(agent, view)) if view is not None else None
@@ -110,6 +115,13 @@ async def _run(agent: Agent, address: str, view: LiveView | None) -> Outcome:
             view.show(lines_of(agent), agent.orders.quorum, tuple(agent.events.newest))
         for signum in handled:
             loop.remove_signal_handler(signum)
+
+
+def heeded() -> list[signal.Signals]:
+    """The signals that ask for an orderly end. Whoever starts this with one of them ignored (nohup; a shell's &) means
+    that."""
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [signum for signum in asking if signal.getsignal(signum) is not signal.SIG_IGN]
 
 
 async def _draw(agent: Agent, view: LiveView) -> None:
@@ -126,7 +138,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         backoff_first=options.restart_backoff,
         backoff_max=max(options.restart_backoff, _LONGEST_BACKOFF),
     )
-    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy)
+    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy, options.ranks)
     return Assignment(
         spec,
         plan,
@@ -231,8 +243,8 @@ def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
                 pump.release(directory_of(options.log_dir, member, rank) / name)
 
 
-def say(pump: LogPump, event: Event) -> None:
-    if event.kind in _SHOWN and dict(event.data).get("state") != "finished":
+def say(pump: LogPump, event: Event, shown: Collection[str]) -> None:
+    if event.kind in shown and dict(event.data).get("state") != "finished":
         pump.say(f"[planaria] {event.text}")
 
 

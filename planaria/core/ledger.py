@@ -200,6 +200,16 @@ class Ledger:
         self._out.append(Persist(LineageRecord(self.job, id.epoch, id.number, members, self._lineage, step, run)))
         return id
 
+    def _lives(self) -> tuple[Member, ...]:
+        """The newest life of every group that no agent in reach has, as far as this or an earlier life of the
+        lighthouse knows."""
+        newest = {m.group: m for m in self._last_members}
+        for view in self.seen.groups.values():
+            newest[view.member.group] = max(newest.get(view.member.group, view.member), view.member)
+            if self.seen.agents[view.agent].connected and view.state not in CERTAINLY_GONE:
+                del newest[view.member.group]
+        return tuple(sorted(newest.values()))
+
     def _tell_again(self, agent: str) -> None:
         """After a reconnect: what was published meanwhile, and standing wishes. Members ignore what they know."""
         if self.spec is not None:

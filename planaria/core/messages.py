@@ -197,6 +197,7 @@ class JobSpec:
     groups: int
     min_groups: int = 1
     policy: Policy = Policy.REDISTRIBUTE
+    ranks: int = 1  # of every group
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,7 @@ class Hello:
     agent: str
     host: str
     spec: JobSpec
+    fresh: bool = False  # it has started no group yet, and waits for the Welcome to know which lives there were
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,9 @@ Report = Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Fini
 @dataclass(frozen=True, slots=True)
 class Welcome:
     epoch: int
+    # For a fresh agent: the newest life of every group that no agent in reach has. Lives that it starts come after
+    # them, or else one of its groups would be taken for one that its predecessor had.
+    lives: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Lighthouse(Wishes):
         super().__init__(job, epoch, last)
         self._trouble_window = TROUBLE_WINDOW[0]
         self._stateless = NO_QUORUM  # a quorum whose roll call found nobody with a state that counts
+        self._complained: set[Member] = set()  # who has said that the quorum in force is broken
         self._strikes = 0  # urgent quorums in a row that broke although nobody died
         self._strike_step = -1
         self._replan_at = 0.0
@@ -73,7 +74,7 @@ class Lighthouse(Wishes):
                 view.synced = view.dismissed = False
                 view.told.clear()
                 self.spec = self.spec or report.spec
-                self._send(agent, Welcome(self.epoch))
+                self._send(agent, Welcome(self.epoch, self._lives() if report.fresh else ()))
                 if self.stopped:
                     self._send(agent, Stop(self.stopped))
             case Synced():
@@ -202,7 +203,8 @@ class Lighthouse(Wishes):
             self._event("trouble", f"{report.member}: planned quorum {report.quorum}: {report.text}")
         elif self.current is not None and report.quorum == self.current.id and self._in_force(report.member):
             if self._trouble_at is None:
-                self._trouble_at = self.seen.at
+                self._trouble_at, self._complained = self.seen.at, set()
+            self._complained.add(report.member)
             self._event("trouble", f"{report.member} at step {report.step}: {report.text}", report.member.group)
 
     def _finished(self, agent: str, report: Finished) -> None:
@@ -353,12 +355,16 @@ class Lighthouse(Wishes):
 
     def _leave_one_out(self, live: list[Group]) -> list[Group]:
         """Communicators keep breaking though nobody died: two members cannot reach each other. Leave out another
-        one each time until those who remain can work; the one left out may come back by a planned change."""
+        one each time until those who remain can work; the one left out may come back by a planned change.
+
+        Whoever has not said that it broke comes first: all who live see it, and one whose process needs long to die,
+        or whose agent is slow to say so, is silent."""
         self._strikes += 1
         self._strike_step = self.seen.top_step
         if self._strikes <= 2 or len(live) < 2:
             return live
-        odd = sorted(live, key=lambda g: -g.member.group)[(self._strikes - 3) % len(live)]
+        doubtful = sorted(live, key=lambda g: (g.member in self._complained, -g.member.group))
+        odd = doubtful[(self._strikes - 3) % len(live)]
         self._replan_at = self.seen.progress_at + REPLAN_DELAY[1]
         return [g for g in live if g is not odd]
 

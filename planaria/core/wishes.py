@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal as signals
+from dataclasses import replace
 
 from planaria.core.founding import Founding
-from planaria.core.messages import Desired, JobSpec, Kill, Member
+from planaria.core.messages import Desired, Kill, Member
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 
 
@@ -14,6 +15,7 @@ class Wishes(Founding):
 
     def drain(self, group: int, now: float) -> list[Effect]:
         """Leave ``group`` out from the next commit on. Raises ValueError with a sentence if that cannot be."""
+        self._needs_training()
         view = self._need(group)
         if not any(g is not view and not g.draining and self._usable(g) for g in self.seen.groups.values()):
             raise ValueError(f"group {group} is the only one that works; draining it would end the job")
@@ -23,6 +25,7 @@ class Wishes(Founding):
 
     def scale(self, groups: int, now: float) -> list[Effect]:
         """Ask for ``groups`` groups: the highest ones leave, or new ones are started by the agents."""
+        self._needs_training()
         if self.spec is None:
             raise ValueError("no agent has told this job's size yet; try again in a second")
         if groups < 1:
@@ -31,7 +34,7 @@ class Wishes(Founding):
         if shards is not None and groups > shards:
             raise ValueError(f"the job has {shards} shards a step, so at most {shards} groups can work, not {groups}")
         self._begin(now)
-        self.spec = JobSpec(self.spec.job, groups, min(self.spec.min_groups, groups), self.spec.policy)
+        self.spec = replace(self.spec, groups=groups, min_groups=min(self.spec.min_groups, groups))
         views = self.seen.groups
         working = sorted(g for g, v in views.items() if v.state not in CERTAINLY_GONE and not v.draining)
         for group in working[groups:]:
@@ -62,8 +65,18 @@ class Wishes(Founding):
         return self._end()
 
     def kill(self, group: int, signal: int, now: float, rank: int | None = None) -> list[Effect]:
-        """Have ``signal`` sent to the group's processes, or to one rank's."""
+        """Have ``signal`` sent to the group's processes, or to one rank's. Raises ValueError with a sentence if there
+        is no such rank, or nobody in reach who could send it."""
         view = self._need(group)
+        ranks = self.spec.ranks if self.spec is not None else 1
+        if rank is not None and not 0 <= rank < ranks:
+            known = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
+            raise ValueError(f"group {group} of job {self.job} has no rank {rank}; it has {known}")
+        if not self.seen.agents[view.agent].connected:
+            raise ValueError(
+                f"group {group} cannot be sent a signal: its agent {view.agent} is out of reach "
+                f"(planaria evict {group} declares the group dead)"
+            )
         self._begin(now)
         whom = f"group {group}" if rank is None else f"rank {rank} of group {group}"
         self._event("kill", f"an operator sent signal {signal} to {whom}", group)
@@ -71,8 +84,21 @@ class Wishes(Founding):
         return self._end()
 
     def _need(self, group: int) -> Group:
+        self._goes_on()
         view = self.seen.groups.get(group)
         if view is None or view.state in CERTAINLY_GONE:
-            known = ", ".join(str(g) for g in sorted(self.seen.groups)) or "none"
-            raise ValueError(f"job {self.job} has no running group {group} (known groups: {known})")
+            running = ", ".join(str(g) for g, v in sorted(self.seen.groups.items()) if v.state not in CERTAINLY_GONE)
+            state = "" if view is None else f", it is {view.state.value}"
+            raise ValueError(f"job {self.job} has no running group {group}{state} (running: {running or 'none'})")
         return view
+
+    def _goes_on(self) -> None:
+        if self.stopped:
+            raise ValueError(f"it is too late: {self.stopped}")
+
+    def _needs_training(self) -> None:
+        self._goes_on()
+        if self.complete:
+            raise ValueError(
+                f"job {self.job} is complete: all its steps are committed, and its groups end by themselves"
+            )

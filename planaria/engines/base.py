@@ -49,6 +49,17 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Dying:
+    """It runs no code of its own any more, but is not gone yet: the kernel takes back what it held (a GPU's memory
+    needs a tenth of a second). ``Ended`` follows. ``returncode`` and ``cause`` as there."""
+
+    member: Member
+    returncode: int
+    cause: str
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a rank is whose progress page is on another node. Told a few times a second."""
 
@@ -64,7 +75,7 @@ class Broken:
     reason: str
 
 
-Change = Started | Ended | Progress | Broken
+Change = Started | Dying | Ended | Progress | Broken
 
 
 class Engine(Protocol):
@@ -85,6 +96,10 @@ class Engine(Protocol):
     def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None:
         """Send ``signum`` to the incarnation's ranks, or to one of them; ``Ended`` follows for each that is gone.
         Unknown ones are ignored."""
+
+    def look(self, member: Member) -> None:
+        """Something may have happened to the member: for each of its ranks that is found to be dying, ``Dying`` is
+        told, once and before this returns. Ends come by themselves, but perhaps much later."""
 
     def list(self) -> tuple[Instance, ...]:
         """All ranks that were created and have not ended."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from planaria.agent.forkserver import ForkRequest
-from planaria.agent.proc import become_subreaper, describe, kill_group, reap_group
+from planaria.agent.proc import become_subreaper, describe, ending, kill_group, reap_group
 from planaria.core.messages import Member, Order
-from planaria.engines.base import Broken, Change, Ended, Instance, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Instance, Started
 from planaria.engines.devices import Gpus, Shares
 from planaria.engines.forking import ForkServer, ForkServerError
 from planaria.engines.launch import Launch
@@ -26,6 +26,7 @@ class _Life:
     pid: int = 0
     pidfd: int = -1
     signals: tuple[int, ...] = ()  # asked for before the process was there
+    dying: bool = False  # and told so
 
 
 @dataclass(slots=True)
@@ -99,6 +100,13 @@ class LocalEngine:
                 kill_group(life.pid, signum)
             elif life is not None:
                 life.signals += (signum,)
+
+    def look(self, member: Member) -> None:
+        for rank in self._launch.ranks:
+            life = self._lives.get((member, rank))
+            if life is not None and life.pid and not life.dying and (code := ending(life.pid)) is not None:
+                life.dying = True
+                self._tell(Dying(member, code, describe(code), rank))
 
     def port_of(self, member: Member) -> int:
         """MASTER_PORT of an incarnation that was created and has not ended."""

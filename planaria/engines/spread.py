@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from planaria.core.exits import EXIT_FAILED
 from planaria.core.liveness import ProgressSample
 from planaria.core.messages import Member, Order, Phase
-from planaria.engines.base import Broken, Change, Ended, Instance, Progress, Remains, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Instance, Progress, Remains, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 from planaria.engines.nodestream import NodeStream, Word
@@ -55,6 +56,7 @@ class SpreadEngine:
         self.asked_to_stop: Callable[[int], None] = lambda signum: None
         # Exit code of the job and the reason, told to the helpers at the end.
         self.parting = (EXIT_FAILED, "the agent on node 0 has ended")
+        self._run = uuid.uuid4().hex  # tells helpers that come back whether it is to this very life of node 0
         self._local = local
         self._launch = launch
         self._terms = terms
@@ -101,6 +103,9 @@ class SpreadEngine:
         for node in self._nodes.values():
             if any(other == member and rank in (None, each) for other, each in node.alive):
                 node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
+
+    def look(self, member: Member) -> None:
+        self._local.look(member)  # the other nodes look for themselves
 
     def list(self) -> tuple[Instance, ...]:
         ranks = range(self._terms.nnodes * self._terms.nproc)
@@ -174,7 +179,7 @@ class SpreadEngine:
         if before is not None:  # it noticed earlier than we did that its connection was lost
             self._lost(before)
         node = self._nodes[number] = _Node(number, name, stream)
-        stream.send({"welcome": self._launch.job})
+        stream.send({"welcome": self._launch.job, "run": self._run})
         self._note("node", f"node {number} is there ({name})")
         self._start_waiting()
         return node
@@ -216,6 +221,9 @@ class SpreadEngine:
                 if (Member(group, incarnation), rank) in node.alive:
                     node.alive[Member(group, incarnation), rank] = pid
                     self._tell(Started(Member(group, incarnation), pid, rank))
+            case {"dying": [int(group), int(incarnation)], "rank": int(rank), "code": int(code), "cause": str(cause)}:
+                if (Member(group, incarnation), rank) in node.alive:
+                    self._tell(Dying(Member(group, incarnation), code, cause, rank))
             case {"ended": [int(group), int(incarnation)], "rank": int(rank), "code": code, "cause": str(cause)}:
                 member = Member(group, incarnation)
                 if node.alive.pop((member, rank), None) is not None:

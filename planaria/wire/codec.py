@@ -231,7 +231,9 @@ def _hello_out(hello: Hello) -> pb.Hello:
             groups=checks.integer(spec.groups, 1, checks.MAX_GROUP, "the number of groups"),
             min_groups=checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
             policy=_POLICY_OUT[spec.policy],
+            ranks=checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
         ),
+        fresh=hello.fresh,
         protocol=PROTOCOL,
     )
 
@@ -247,7 +249,9 @@ def _hello_in(hello: pb.Hello) -> Hello:
             checks.integer(spec.groups, 1, checks.MAX_GROUP, "the number of groups"),
             checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
             _known(_POLICY_IN, spec.policy, "policy"),
+            checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
         ),
+        hello.fresh,
     )
 
 
@@ -331,9 +335,11 @@ def _ready_in(ready: pb.Ready) -> Ready:
 
 def _order_out(order: Order) -> pb.Order:
     match order:
-        case Welcome(epoch):
+        case Welcome(epoch, lives):
             checks.integer(epoch, 0, checks.MAX_NUMBER, "an epoch")
-            return pb.Order(welcome=pb.Welcome(epoch=epoch, protocol=PROTOCOL))
+            checks.length(len(lives), checks.MAX_MEMBERS, "lives in a welcome")
+            lived = [encode_member(member) for member in lives]
+            return pb.Order(welcome=pb.Welcome(epoch=epoch, protocol=PROTOCOL, lives=lived))
         case Publish(member, quorum):
             return pb.Order(publish=pb.Publish(member=encode_member(member), quorum=encode_quorum(quorum)))
         case Refuse(member, reason):
@@ -357,7 +363,9 @@ def _order_in(message: pb.Order) -> Order:
     match message.WhichOneof("order"):
         case "welcome":
             _same_protocol(message.welcome.protocol, "the lighthouse")
-            return Welcome(message.welcome.epoch)
+            lives = message.welcome.lives
+            checks.length(len(lives), checks.MAX_MEMBERS, "lives in a welcome")
+            return Welcome(message.welcome.epoch, tuple(decode_member(member) for member in lives))
         case "publish":
             return Publish(decode_member(message.publish.member), decode_quorum(message.publish.quorum))
         case "refuse":

@@ -109,28 +109,32 @@ class Report(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ..., saved: _Optional[_Union[Saved, _Mapping[str, object]]] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job", "groups", "min_groups", "policy")
+    __slots__ = ("job", "groups", "min_groups", "policy", "ranks")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     MIN_GROUPS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     job: str
     groups: int
     min_groups: int
     policy: Policy
-    def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ...) -> None: ...
+    ranks: int
+    def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent", "host", "spec", "protocol")
+    __slots__ = ("agent", "host", "spec", "fresh", "protocol")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     agent: str
     host: str
     spec: JobSpec
+    fresh: bool
     protocol: int
-    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., fresh: bool = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Synced(_message.Message):
     __slots__ = ()
@@ -281,12 +285,14 @@ class Order(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "protocol")
+    __slots__ = ("epoch", "protocol", "lives")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     protocol: int
-    def __init__(self, epoch: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+    lives: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, epoch: _Optional[int] = ..., protocol: _Optional[int] = ..., lives: _Optional[_Iterable[_Union[Member, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Publish(_message.Message):
     __slots__ = ("member", "quorum")

@@ -29,6 +29,8 @@ class NoEngine:
 
     def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None: ...
 
+    def look(self, member: Member) -> None: ...
+
     def list(self) -> tuple[Instance, ...]:
         return ()
 

@@ -6,8 +6,10 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import grpc
+import grpc.aio
 import pytest
 
 from planaria.agent.lighthouse import LighthouseChild
@@ -34,6 +36,7 @@ from planaria.errors import UsageError
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
 from planaria.wire.channel import split_address
+from planaria.wire.control_pb2_grpc import LighthouseServicer, add_LighthouseServicer_to_server
 
 A, B = Member(0, 0), Member(1, 0)
 T = TypeVar("T")
@@ -203,6 +206,33 @@ async def test_a_refused_agent_is_told_why(connect: Connect, tmp_path: Path) -> 
         await agent.order(Welcome)
         agent.link.tell(Hello("agent", "here", JobSpec("job", 2)))  # a second one breaks the protocol
         assert "second Hello" in await agent.refusals.get()
+
+
+class Full(LighthouseServicer):
+    """A lighthouse that cannot take anybody."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[None] = asyncio.Queue()
+
+    async def Attend(self, requests: Any, context: Any) -> None:
+        self.asked.put_nowait(None)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the disk is full")
+
+
+async def test_what_is_refused_again_and_again_is_noted_once(connect: Connect) -> None:
+    server, full = grpc.aio.server(), Full()
+    add_LighthouseServicer_to_server(full, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    agent = connect(f"127.0.0.1:{port}")
+    for _ in range(5):
+        await full.asked.get()
+    await agent.close()
+    await server.stop(None)
+    said = f"the lighthouse at 127.0.0.1:{port} refused the stream: "
+    notes = [text for _ in range(agent.notes.qsize()) if said in (text := agent.notes.get_nowait()[1])]
+    # Who writes while the stream is being ended is told of an internal error: gRPC hides the reason then.
+    assert 1 <= len(notes) == len(set(notes)), "each reason once"
 
 
 async def test_drain_and_events(connect: Connect, tmp_path: Path) -> None:

@@ -68,6 +68,16 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
+@pytest.mark.parametrize("name", ["lock", "events.jsonl"])
+def test_a_directory_in_which_a_run_cannot_write(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    words = [sys.executable, "-m", "planaria", "run", "--log-dir", str(tmp_path), "-m", "json.tool"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    said = f"planaria: cannot write {tmp_path / name} (Is a directory); give another --log-dir\n"
+    assert done.stderr == said
+
+
 def test_whether_a_run_lives(tmp_path: Path) -> None:
     assert logdir.lives(tmp_path, RUN)
     assert not logdir.lives(tmp_path, {**RUN, "pid": 1 << 30}) and not logdir.lives(tmp_path, {**RUN, "pid": None})

@@ -63,7 +63,8 @@ def refusal(options: RunOptions, **changes: Any) -> str:
 def test_good_options_pass_and_make_the_directory(good: RunOptions) -> None:
     check(good)
     assert good.log_dir.is_dir()
-    check(replace(good, shards=None, http="127.0.0.1:0", lighthouse="[::1]:5", job="a.b_c-D9"))
+    check(replace(good, shards=None, http="127.0.0.1:0", job="a.b_c-D9"))
+    check(replace(good, lighthouse="[::1]:5"))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def test_good_options_pass_and_make_the_directory(good: RunOptions) -> None:
         ({"job": "a/b"}, "--job 'a/b'"),
         ({"job": ""}, "--job ''"),
         ({"lighthouse": "nowhere"}, "--lighthouse 'nowhere' is not of the form host:port"),
+        ({"http": "127.0.0.1:0", "lighthouse": "h:1"}, "--http 127.0.0.1:0: the pages are the lighthouse's"),
         ({"http": "127.0.0.1"}, "--http '127.0.0.1' is not of the form host:port"),
         ({"max_replacements": -1}, "--max-replacements -1"),
         ({"restart_backoff": -0.5}, "--restart-backoff -0.5"),

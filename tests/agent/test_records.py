@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -26,7 +28,9 @@ def lines(path: Path) -> list[dict[str, object]]:
 def test_events_are_lines(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl", clock=lambda: 12.5)
     heard: list[Event] = []
+    relayed: list[Event] = []
     log.listen(heard.append)
+    log.listen(relayed.append, relayed=True)
     log.add("exit", "group 1 is gone", 1, {"exit_code": None, "step": 3})
     log.take(Event(9.0, "quorum", "a new one", -1, (("id", "1.2"),)))
     log.close()
@@ -35,8 +39,38 @@ def test_events_are_lines(tmp_path: Path) -> None:
         {"at": 12.5, "kind": "exit", "text": "group 1 is gone", "group": 1, "data": {"exit_code": None, "step": 3}},
         {"at": 9.0, "kind": "quorum", "text": "a new one", "group": -1, "data": {"id": "1.2"}},
     ]
-    assert [event.kind for event in heard] == ["exit", "quorum", "late"] == [event.kind for event in log.newest]
+    assert [event.kind for event in log.newest] == ["exit", "quorum", "late"]
+    assert [event.kind for event in heard] == ["exit", "late"], "what this process saw"
+    assert [event.kind for event in relayed] == ["quorum"], "what the lighthouse said"
     assert heard[0].data == (("exit_code", "None"), ("step", "3"))
+
+
+def test_a_full_disk_stops_nobody() -> None:
+    log = EventLog(Path("/dev/full"))
+    heard: list[Event] = []
+    log.listen(heard.append)
+    log.add("start", "first")
+    log.add("exit", "second")
+    log.close()
+    assert [event.kind for event in heard] == ["start", "unwritten", "exit"], "told once"
+    assert heard[1].text == "/dev/full cannot be written (No space left on device); the run goes on without its record"
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, clock=lambda: 1.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # as if the disk were full then
+        log.add("start", "too long for the disk")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    log.add("exit", "there is space again")
+    log.close()
+    torn, *whole = path.read_text().splitlines()
+    assert len(torn) == 20 and [json.loads(line)["text"] for line in whole] == ["there is space again"]
 
 
 def test_events_of_an_earlier_run_are_kept(tmp_path: Path) -> None:

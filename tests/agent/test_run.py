@@ -154,6 +154,21 @@ def test_ctrl_c_twice_kills(start_run: StartRun) -> None:
     everything_ended(run, *pids)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT])
+def test_signals_that_were_ignored_at_the_start_stay_so(start_run: StartRun, signum: signal.Signals) -> None:
+    before = signal.signal(signum, signal.SIG_IGN)  # as nohup does, and a shell with &
+    try:
+        run = start_run("--groups", "1", SPEAKER, "100000", "0.02")
+    finally:
+        signal.signal(signum, before)
+    run.until(lambda: run.step_of(0) >= 1)
+    run.interrupt(signum)
+    run.interrupt(signal.SIGTERM)
+    assert run.wait() == 143, "only of the second one"
+    heard = [event["text"].split(":")[0] for event in run.events("stop")]
+    assert [text for text in heard if text.startswith("SIG")] == ["SIGTERM"]
+
+
 def test_ctrl_c_before_anything_runs(start_run: StartRun) -> None:
     run = start_run("--groups", "2", SPEAKER, "100000", "0.02", environ=plain_environ(PLANARIA_PRELOAD="this"))
     run.until(lambda: run.events())
@@ -272,10 +287,15 @@ def test_two_agents_meet_at_a_lighthouse(start_run: StartRun) -> None:
     right = start_run(*common, "--first-group", "2", SPEAKER, "150", "0.02")
     pid = right.pid_of(2)
     right.until(lambda: right.step_of(2) >= 2)
+    for run in (left, right):
+        run.until(lambda run=run: [e for e in run.events("quorum") if "the job starts" in e["text"]])  # type: ignore[misc]
     os.kill(pid, signal.SIGKILL)
     assert (left.wait(), right.wait()) == (0, 0), left.err.read_text() + right.err.read_text()
     assert sorted(p.name for p in left.logs.glob("rg*")) == ["rg0", "rg1"]
     assert sorted(p.name for p in right.logs.glob("rg*")) == ["rg2"]
+    assert "[planaria] quorum 1.1: groups 0, 1, 2" in left.err.read_text(), "what concerns all is shown once"
+    assert "quorum" not in right.err.read_text() and "killed by SIGKILL" not in left.err.read_text()
+    assert "[planaria] group 2 (incarnation 0) killed by SIGKILL" in right.err.read_text()
     assert right.summary()["replacements"] == 1 and left.summary()["replacements"] == 0
     first.interrupt()
     assert first.wait() == 130

@@ -67,6 +67,28 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == [script]
 
 
+@pytest.mark.parametrize(
+    ("visible", "groups", "partitions", "device"),
+    [
+        ("", 4, False, None),
+        ("0", 4, False, "cpu"),
+        ("0,1,2", 4, False, "cpu"),
+        ("0,1,2,3", 4, False, None),
+        ("", 4, True, None),
+        ("0,1,2,3", 4, True, "cpu"),
+    ],
+)
+def test_whatever_gpus_there_are(
+    monkeypatch: pytest.MonkeyPatch, visible: str, groups: int, partitions: bool, device: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    console = Console(record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    assert command.device_for(console, groups, partitions) == device
+    assert len(console.export_text().splitlines()) == (device is not None)
+    monkeypatch.setenv("PLANARIA_RUN_DEVICE", "cuda")
+    assert command.device_for(console, groups, partitions) == "cuda", "said so"
+
+
 def test_partitions_without_root_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="partitions need root"):

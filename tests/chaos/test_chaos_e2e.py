@@ -61,7 +61,8 @@ def gone(pids: set[int]) -> bool:
     return all(state_of(pid) in ("", "Z") for pid in pids)
 
 
-def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
+def test_the_demo_holds_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # fewer than it has groups
     code, output = finish("demo", "--steps", "75", "--json", "record.json", "--log-dir", "logs", cwd=tmp_path)
     assert code == 0, output
     record = json.loads((tmp_path / "record.json").read_text())
@@ -71,7 +72,7 @@ def test_the_demo_holds_what_it_promises(tmp_path: Path) -> None:
     assert kinds == ["kill", "kill", "kill", "kill", "stop", "lighthouse", "kill"]
     assert record["faults"][0]["phase"] == "exchanging"
     assert record["faults"][2]["moment"] == "forming"
-    assert "bit-identical" in output and "\x1b" not in output
+    assert "4 groups on the CPU" in output and "bit-identical" in output and "\x1b" not in output
     assert gone(pids_of(tmp_path / "logs"))
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,11 @@ def test_a_quiet_run_is_a_job_of_one_with_the_same_shards(tmp_path: Path, monkey
     monkeypatch.setenv("RANK", "3")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ticks = []
-    record = quiet_run(script(tmp_path, TRAINS), 4, tmp_path / "quiet", lambda: ticks.append(1))
+    record = quiet_run(replace(script(tmp_path, TRAINS), device="cpu"), 4, tmp_path / "quiet", lambda: ticks.append(1))
     assert (record.steps, [line.step for line in record.lines]) == (3, [0, 1, 2])
     assert all(line.shards == 4 and line.loss is not None for line in record.lines)
     assert record.digest and ticks
-    assert "['PLANARIA_DIR', 'PLANARIA_SHARDS'] 1" in (tmp_path / "quiet" / "run.log").read_text()
+    assert "['PLANARIA_DEVICE', 'PLANARIA_DIR', 'PLANARIA_SHARDS'] 1" in (tmp_path / "quiet" / "run.log").read_text()
 
 
 def test_a_quiet_run_that_fails_says_why(tmp_path: Path) -> None:
@@ -126,7 +127,9 @@ def test_the_command_line_of_a_run() -> None:
     assert command[-3:] == ["train.py", "--lr", "1"]
     for option, value in (("--groups", "3"), ("--shards", "6"), ("--log-dir", "/logs"), ("--job", "x")):
         assert command[command.index(option) + 1] == value
-    assert "--shards" not in run_command(Script(Path("t.py")), Path("/logs"), [])
+    assert not {"--shards", "--device"} & set(run_command(Script(Path("t.py")), Path("/logs"), []))
+    command = run_command(Script(Path("t.py"), device="cpu"), Path("/logs"), [])
+    assert command[command.index("--device") + 1] == "cpu"
 
 
 def test_shards_are_those_of_full_strength() -> None:

@@ -70,11 +70,6 @@ def test_a_kill_goes_to_the_group_s_agent() -> None:
     assert Send("a1", Kill(1, 15)) in effects
 
 
-def test_unknown_groups_are_named_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="job job has no running group 9 \\(known groups: 0, 1, 2\\)"):
-        working().lighthouse.kill(9, 9, 100.0)
-
-
 # --- planned changes that fail --------------------------------------------------------------------------------
 
 

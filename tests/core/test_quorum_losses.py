@@ -47,6 +47,19 @@ def test_two_members_that_cannot_reach_each_other_are_parted() -> None:
     assert stored == ["store 1.2 [0 1 2]", "store 1.3 [0 1 2]", "store 1.4 [0 1]", "store 1.5 [0 2]"]
 
 
+def test_one_that_dies_slowly_is_left_out_before_those_who_complain() -> None:
+    desk = working(4)
+    stored = []
+    for number in (1, 2, 3):
+        for survivor in (0, 2, 3):
+            desk.trouble(survivor, number)
+        stored.append(desk.wait(1.0)[0])
+    assert stored == ["store 1.2 [0 1 2 3]", "store 1.3 [0 1 2 3]", "store 1.4 [0 2 3]"]
+    for survivor in (0, 2, 3):
+        desk.adopts(survivor, 4)
+    assert desk.dies(1) == [], "nobody misses it any more"
+
+
 def test_progress_makes_an_end_of_strikes() -> None:
     desk = working()
     for number in (1, 2):

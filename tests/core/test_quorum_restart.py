@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from quorum_desk import LAST, Desk, line, working
+from quorum_desk import LAST, MEMBERS, Desk, line, working
 
 from planaria.core.ledger import LAST_WORD_WINDOW
 from planaria.core.messages import (
+    NO_QUORUM,
     Adopted,
     Died,
     Finished,
+    Hello,
+    JobSpec,
     Member,
     QuorumId,
+    Synced,
+    Welcome,
 )
-from planaria.core.roster import LineageRecord, Persist, lineage_after
+from planaria.core.roster import LineageRecord, Persist, Send, lineage_after
 
 
 def test_a_restarted_lighthouse_learns_everything_and_changes_nothing() -> None:
@@ -25,6 +30,72 @@ def test_a_restarted_lighthouse_learns_everything_and_changes_nothing() -> None:
         assert found == [f"a{group}: welcome", f"a{group}: desired"]
     assert desk.wait(20.0) == []
     assert desk.lighthouse.current is not None and desk.lighthouse.current.id == QuorumId(1, 4)
+
+
+def lives_told(desk: Desk, agent: str, fresh: bool = True) -> tuple[Member, ...]:
+    (order,) = [
+        effect.order
+        for effect in desk.lighthouse.handle(agent, Hello(agent, "host", JobSpec("job", 3), fresh), desk.now)
+        if isinstance(effect, Send) and isinstance(effect.order, Welcome)
+    ]
+    return order.lives
+
+
+def test_an_agent_that_was_started_again_begins_new_lives() -> None:
+    desk = working()
+    assert lives_told(desk, "new") == (), "all are in good hands"
+    desk.dies(1)
+    desk.ready(1)
+    desk.lines(desk.lighthouse.agent_lost("a1", desk.now))
+    assert lives_told(desk, "another", fresh=False) == (), "it knows its own"
+    assert lives_told(desk, "another") == (Member(1, 1),)
+
+
+def test_a_restarted_lighthouse_knows_the_lives_of_the_last_quorum() -> None:
+    desk = Desk(3, epoch=2, last=LAST, ready=False)
+    assert lives_told(desk, "new") == MEMBERS
+    desk.connects(0, desk.report(0), Adopted(desk.member(0), QuorumId(1, 4), 7))
+    assert lives_told(desk, "another") == MEMBERS[1:]
+
+
+def test_a_new_life_does_not_speak_for_the_one_before() -> None:
+    """Two groups, of which one is lost with its agent: the other is no majority, and would wait for it."""
+    desk = working(2, step=4)
+    desk.lines(desk.lighthouse.agent_lost("a1", desk.now))
+    desk.trouble(0, 1, step=4)
+    assert desk.wait(1.0) == [] and "out of reach: group 1" in desk.events()[-1]
+    assert lives_told(desk, "new") == (Member(1, 0),)
+    desk.lighthouse.handle("new", Synced(), desk.now)
+    effects = desk.lighthouse.handle("new", replace(desk.report(1), member=Member(1, 1)), desk.now)
+    assert desk.lines(effects)[:2] == ["store 1.2 [0 1.1]", "a0: urgent 1.2 [0 1.1]"], "the old one is gone for certain"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_all_agents_are_started_again(restarted: bool) -> None:
+    """The lighthouse has stayed, or was started again as well: the job goes on from its checkpoint, and needs no other
+    name for that."""
+    if restarted:
+        desk = Desk(3, epoch=2, last=LAST, ready=False)
+    else:
+        desk = working(3, step=7)
+        for group in range(3):
+            desk.lines(desk.lighthouse.agent_lost(f"a{group}", desk.now))
+    for group in range(3):
+        assert Member(group, 0) in lives_told(desk, f"new{group}")
+        desk.lighthouse.handle(f"new{group}", Synced(), desk.now)
+
+    def ready(incarnation: int, looked: QuorumId = NO_QUORUM) -> list[str]:
+        found = []
+        for group in range(3):
+            report = replace(desk.report(group, step=5), member=Member(group, incarnation), saves=True, looked=looked)
+            found += desk.lines(desk.lighthouse.handle(f"new{group}", report, desk.now))
+        return found + desk.wait(20.0)
+
+    run = QuorumId(2, 1) if restarted else QuorumId(1, 2)
+    first = ready(1)
+    assert f"store {run} []" in first and {f"new{group}: resume" for group in range(3)} <= set(first)
+    newer = QuorumId(run.epoch, run.number + 1)
+    assert f"store {newer} [0.2 1.2 2.2]" in ready(2, looked=run) and not desk.lighthouse.stopped
 
 
 def test_after_a_restart_quorums_have_the_new_epoch_and_the_old_lineage() -> None:

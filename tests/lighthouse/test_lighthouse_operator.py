@@ -97,6 +97,9 @@ REFUSED: list[tuple[str, Callable[[OperatorClient], object]]] = [
     ("no running group 7", lambda client: client.kill(7, 9)),
     ("no running group 7", lambda client: client.drain(7)),
     ("no running group 7", lambda client: client.evict(7)),
+    ("no running group -1", lambda client: client.kill(-1, 9)),
+    ("no rank 1; it has only rank 0", lambda client: client.kill(0, 9, rank=1)),
+    ("a rank is -1", lambda client: client.kill(0, 9, rank=-1)),
     ("a signal is 99", lambda client: client.kill(0, 99)),
     ("number of groups is 0", lambda client: client.scale(0)),
     ("4 shards a step, so at most 4", lambda client: client.scale(9)),
@@ -217,6 +220,9 @@ async def test_the_commands_refuse_nonsense(server: Server, agent: FakeAgent) ->
         (("drain", "9"), "no running group 9"),
         (("status", "--job", "nobody"), "knows no job nobody"),
         (("scale", "0"), "Invalid value"),
+        (("kill", "0", "--rank", "99"), "group 0 of job train has no rank 99; it has only rank 0"),
+        (("kill", "0", "--rank", "-1"), "Invalid value"),
+        (("kill", "0", "--job", "nobody"), "knows no job nobody"),
         (("drain", "-1"), "No such option"),
     ]:
         code, output = await planaria(*words, *at)
@@ -277,6 +283,9 @@ def test_an_ended_run_is_told_from_its_summary(directory: Path) -> None:
     assert result.output == "job j has ended: the budget is used up (exit code 1, 12 steps committed)\n"
     result = CliRunner().invoke(application(), [*words, "--json"])
     assert result.exit_code == 0 and json.loads(result.output) == summary
+    for verb in ("kill", "drain", "evict", "scale"):
+        result = CliRunner().invoke(application(), [verb, "1", *words[1:]])
+        assert isinstance(result.exception, UsageError) and "job j has ended: the budget" in str(result.exception)
     result = CliRunner().invoke(application(), [*words, "--job", "other"])
     assert isinstance(result.exception, UsageError), "that is not the job that ended"
 

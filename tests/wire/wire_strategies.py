@@ -76,10 +76,10 @@ def quorums(draw: st.DrawFn) -> Quorum:
     )
 
 
-specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy))
+specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy), st.integers(1, checks.MAX_RANK))
 pulses = st.builds(Pulse, members, phases, counts, quorum_ids, floats, floats, counts)
 reports: st.SearchStrategy[Report] = st.one_of(
-    st.builds(Hello, names, texts, specs),
+    st.builds(Hello, names, texts, specs, st.booleans()),
     st.builds(Synced),
     st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
     st.builds(Present, members, ranks),
@@ -92,7 +92,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Suspected, members, texts),
 )
 orders: st.SearchStrategy[Order] = st.one_of(
-    st.builds(Welcome, numbers),
+    st.builds(Welcome, numbers, st.lists(members, max_size=4).map(tuple)),
     st.builds(Publish, members, quorums()),
     st.builds(Refuse, members, texts),
     st.builds(Drain, members),

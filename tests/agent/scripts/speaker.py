@@ -31,6 +31,7 @@ from planaria.core.messages import (
 from planaria.errors import UsageError
 from planaria.wire.frames import FrameReader, send_frame
 from planaria.wire.page import ProgressPage
+from tests.agent.scripts.held import hold_a_thread
 
 RANK = int(os.environ["RANK"])
 STEPS, PAUSE = int(sys.argv[1]), float(sys.argv[2])
@@ -40,6 +41,8 @@ ME = Member(int(os.environ["PLANARIA_GROUP"]), int(os.environ["PLANARIA_INCARNAT
 
 class Rank:
     def __init__(self) -> None:
+        if "slow-death" in WORDS and ME.incarnation == 0:
+            hold_a_thread()
         self.home = Path(os.environ["PLANARIA_DIR"])
         self.page = ProgressPage.create(self.home / "progress")
         self.socket = socket.socket(socket.AF_UNIX)

@@ -1,0 +1,107 @@
+"""What operators ask for and cannot have: a sentence, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from quorum_desk import Desk, working
+
+from planaria.core.messages import Finished, Hello, JobSpec, Kill, Synced
+from planaria.core.roster import Effect, Send
+
+Verb = Callable[[Desk], list[Effect]]
+
+
+def refused(desk: Desk, verb: Verb) -> str:
+    before = str(desk.lighthouse.snapshot())
+    with pytest.raises(ValueError) as caught:
+        verb(desk)
+    assert str(desk.lighthouse.snapshot()) == before
+    assert desk.lines(desk.lighthouse.tick(desk.now)) == []
+    return str(caught.value)
+
+
+def of_ranks(ranks: int) -> Desk:
+    """Two groups of ``ranks`` ranks, at work."""
+    desk = Desk(2, ready=False)
+    for group in range(2):
+        desk.tell(group, Hello(f"a{group}", "host", JobSpec("job", 2, ranks=ranks)))
+        desk.tell(group, Synced())
+        desk.ready(group)
+    for group in range(2):
+        desk.adopts(group, 1)
+    return desk
+
+
+@pytest.mark.parametrize("group", [9, -1])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda desk, group: desk.lighthouse.kill(group, 9, desk.now),
+        lambda desk, group: desk.lighthouse.drain(group, desk.now),
+        lambda desk, group: desk.lighthouse.evict(group, desk.now),
+    ],
+)
+def test_groups_that_are_not_there(verb: Callable[[Desk, int], list[Effect]], group: int) -> None:
+    said = refused(working(), lambda desk: verb(desk, group))
+    assert said == f"job job has no running group {group} (running: 0, 1, 2)"
+
+
+def test_a_group_that_is_gone_is_named_with_its_state() -> None:
+    desk = working()
+    desk.dies(1)
+    said = refused(desk, lambda desk: desk.lighthouse.kill(1, 9, desk.now))
+    assert said == "job job has no running group 1, it is dead (running: 0, 2)"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "known"),
+    [(4, 4, "ranks 0 to 3"), (4, 99, "ranks 0 to 3"), (4, -1, "ranks 0 to 3"), (1, 1, "only rank 0")],
+)
+def test_ranks_that_are_not_there(ranks: int, rank: int, known: str) -> None:
+    said = refused(of_ranks(ranks), lambda desk: desk.lighthouse.kill(1, 9, desk.now, rank))
+    assert said == f"group 1 of job job has no rank {rank}; it has {known}"
+
+
+def test_ranks_that_are_there() -> None:
+    desk = of_ranks(4)
+    for rank in (0, 3):
+        assert Send("a1", Kill(1, 9, rank)) in desk.lighthouse.kill(1, 9, desk.now, rank)
+
+
+def test_nobody_is_there_to_send_a_signal() -> None:
+    desk = working()
+    desk.lines(desk.lighthouse.agent_lost("a1", desk.now))
+    said = refused(desk, lambda desk: desk.lighthouse.kill(1, 9, desk.now))
+    assert said.startswith("group 1 cannot be sent a signal: its agent a1 is out of reach")
+
+
+EVERY: list[Verb] = [
+    lambda desk: desk.lighthouse.drain(0, desk.now),
+    lambda desk: desk.lighthouse.scale(2, desk.now),
+    lambda desk: desk.lighthouse.evict(0, desk.now),
+    lambda desk: desk.lighthouse.kill(0, 9, desk.now),
+]
+
+
+@pytest.mark.parametrize("verb", EVERY)
+def test_a_job_that_has_failed(verb: Verb) -> None:
+    desk = working(2, step=4)
+    desk.dies(0)
+    desk.dies(1)
+    assert desk.lighthouse.stopped
+    assert refused(desk, verb).startswith("it is too late: job job: every group that held the state is lost")
+
+
+@pytest.mark.parametrize("verb", EVERY[:2])
+def test_a_job_that_is_complete(verb: Verb) -> None:
+    desk = working(3)
+    desk.tell(2, Finished(desk.member(2), 10, "d"))
+    assert refused(desk, verb).startswith("job job is complete: all its steps are committed")
+
+
+@pytest.mark.parametrize("groups", [0, -3])
+def test_too_few_groups(groups: int) -> None:
+    said = refused(working(), lambda desk: desk.lighthouse.scale(groups, desk.now))
+    assert said == f"a job needs at least one group, not {groups}"
