@@ -81,6 +81,9 @@ class Link:
                 if self._leaving:
                     self._gone.set()
                     return
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise asyncio.CancelledError  # gRPC may take it for the end of the call, and say only that
                 pause = 0.0 if heard else min(max(2 * pause, _PAUSE[0]), _PAUSE[1])
                 # Jitter: a thousand agents that lost one lighthouse must not come back in one instant.
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))

@@ -27,6 +27,10 @@ NEVER = timedelta(days=365)
 # TCPStore goes on trying for twice this long, and nothing can end that.
 CONNECT = timedelta(seconds=5)
 
+# When all members are known they listen, and their connections are accepted by threads that need no lock of Python's.
+# Only one that has gone meanwhile does not answer: gloo then tries on for so long, and nothing can end that.
+MEETING = timedelta(seconds=30)
+
 gloo: Any = ProcessGroupGloo  # torch's stubs lack send, recv and _Options
 
 
@@ -146,7 +150,7 @@ def form_group(
         lines.add_devices(devices)
         missing = f"connecting {size} members"
         options = gloo._Options()
-        options._timeout = timeout
+        options._timeout = min(timeout, MEETING)
         options._devices = [device]
         # The exchange uses send and receive only, which run on the device's thread; a group needs one worker.
         options._threads = 1
