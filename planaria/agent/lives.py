@@ -105,6 +105,8 @@ class Life:
         """Read the pages to their end and let go of them: the processes are dead."""
         for rank in self.ranks:
             rank.last_look()
+        # It may have come to work and died between two looks.
+        self.settled = self.settled or (self.adopted and self.view is not None and self.view.committed_at_ns > 0)
 
     def commits(self) -> list[tuple[int, int]]:
         page = self.speaker.page

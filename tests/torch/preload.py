@@ -1,3 +1,5 @@
-"""What ranks of the tests import: once, in the process that they are forked from."""
+"""What ranks of the tests import: once, in the process that they are forked from, as the agent's fork server does."""
 
-import planaria.torch  # noqa: F401
+from planaria.agent.forkserver import DEFAULT_PRELOAD, preload
+
+assert preload(DEFAULT_PRELOAD) is None
