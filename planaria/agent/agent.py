@@ -335,7 +335,8 @@ class Agent:
         desired = self.orders.desired_here()
         if desired < 1:
             if not self.lives.alive():
-                self.finish(0, "all groups of this agent were drained")
+                drained = "all groups of this agent were drained"
+                self.finish(0, drained if self.lives.groups else "the job wants no groups of this agent")
             return
         spec = replace(self.assignment.plan, desired=desired, suspect_patience=self._patience())
         for action in planning.plan(spec, self._observed(), now):
