@@ -154,6 +154,8 @@ def test_two_agents_that_do_not_see_the_same_directory(tmp_path: Path, quiet: Qu
             (told,) = run.events("unshared")
             assert "group 1" in told["text"] and "sees step 0, but there is a checkpoint of step" in told["text"]
             assert run.digests() == {quiet(*args)}
+            shown = f"[planaria] {told['text']}" in run._run.log.read_text()
+            assert shown is (run is runs[0]), "people are told once, by the agent with group 0"
         assert begins(*runs)[:3] == [1, 1, max(11, begins(*runs)[2])]
 
 
