@@ -377,10 +377,10 @@ class Agent:
         assignment = self.assignment
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
         life = self.lives.begin(member, directories, now, assignment.ranks_here)
-        life.founder, life.run = not self._others_hold_the_state(), self.orders.run
+        life.founder, life.run = not self.others_hold_the_state(), self.orders.run
         self.engine.create(member.group, member.incarnation, life.founder)
 
-    def _others_hold_the_state(self) -> bool:
+    def others_hold_the_state(self) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""
         quorum = self.orders.quorum
         elsewhere = any(member.group not in self.lives.groups for member in quorum.members) if quorum else False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from planaria.agent.lives import Life, ended_state, failure_of
 from planaria.agent.ranklife import RankLife
+from planaria.agent.refill import refill
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.messages import Died, Member
@@ -27,8 +28,9 @@ _LOST = (GroupState.DEAD, GroupState.REFUSED)
 class Ends:
     """Carries out for ``agent`` what the end of a process means.
 
-    A group is lost with the first of its ranks that ends badly: that is told at once, and the other ranks, which would
-    only wait for it, are killed. It is over, and may be replaced, when no process of it is left.
+    A group is lost with the first of its ranks that ends badly: that is told at once. Another process takes the lost
+    one's place, if the other ranks can live with that (see refill). Otherwise they would only wait for it, and are
+    killed; the group is over, and may be replaced, when no process of it is left.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -60,6 +62,7 @@ class Ends:
         rank = life.ranks[change.rank]
         if not rank.killed:
             rank.was_exiting = True
+            rank.returncode, rank.cause = change.returncode, change.cause
             asyncio.get_running_loop().call_soon(self._lose, life, rank)
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -104,6 +107,9 @@ class Ends:
         life.first_bad = life.first_bad or lost
         if life.asked_to_end:
             return  # each of them was told for itself
+        if life.first_bad is lost and refill(self._agent, life, lost):
+            self._agent.wake()
+            return
         for rank in life.ranks:
             if rank.spare_or_kill():
                 self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL, rank.rank)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from planaria.core.messages import Adopted, Finished, Member, Order, Present, Ready, Report, Saved, Trouble
+from planaria.core.messages import Adopted, Finished, Member, Order, Present, Ready, Regroup, Report, Saved, Trouble
 from planaria.errors import ProtocolError
 from planaria.wire.frames import read_frame, write_frame
 
@@ -52,6 +52,7 @@ class RankHub:
         self._relay = relay
         self._on_hangup = on_hangup
         self._writers: dict[tuple[Member, int], asyncio.StreamWriter] = {}
+        self._owners: dict[asyncio.StreamWriter, tuple[Member, int]] = {}  # the same the other way round
         self._streams: dict[Member, asyncio.Task[None]] = {}  # of those that speak
         self._arrived: dict[Member, set[int]] = {}  # ranks that have connected, dead or alive
         self._said: dict[Member, list[Order]] = {}  # while some rank has not
@@ -89,6 +90,20 @@ class RankHub:
         self._arrived.pop(member, None)
         self._said.pop(member, None)
 
+    def regroup(self, member: Member, newer: Member, lost: int, port: int) -> None:
+        """The connections of the member's living ranks are ``newer``'s from now on, and these are told so."""
+        self.forget(member)
+        for (whose, rank), writer in list(self._writers.items()):
+            if whose != member:
+                continue
+            del self._writers[whose, rank]
+            if rank != lost:
+                self._writers[newer, rank], self._owners[writer] = writer, (newer, rank)
+                self._arrived.setdefault(newer, set()).add(rank)
+                write_frame(writer, Regroup(newer, port))
+        if (stream := self._streams.pop(member, None)) is not None and lost != 0:
+            self._streams[newer] = stream
+
     def _open(self, member: Member, rank: int) -> asyncio.StreamWriter | None:
         writer = self._writers.get((member, rank))
         return None if writer is None or writer.is_closing() else writer
@@ -110,12 +125,12 @@ class RankHub:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        who: tuple[Member, int] | None = None
         try:
-            who = await self._first(reader, writer, task)
-            while who is not None and (report := await read_frame(reader)) is not None:
-                self._take(*who, report)
+            known = await self._first(reader, writer, task)
+            while known and (report := await read_frame(reader)) is not None:
+                self._take(*self._owners[writer], report)
         except ProtocolError as error:
+            who = self._owners.get(writer)
             whose = "a process" if who is None else f"{who[0]}" + (f", rank {who[1]}," if who[1] else "")
             self._on_refused(f"{whose} was cut off from the agent's socket: {error}")
         except OSError:
@@ -124,6 +139,7 @@ class RankHub:
             pass  # by close; nothing is left to be done but to hang up
         finally:
             self._tasks.discard(task)
+            who = self._owners.pop(writer, None)
             if who is not None and self._writers.get(who) is writer:
                 del self._writers[who]
                 if who[1] == 0:
@@ -135,18 +151,19 @@ class RankHub:
 
     async def _first(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
-    ) -> tuple[Member, int] | None:
+    ) -> bool:
+        """Take the report that says whose connection it is. False if it was closed before."""
         report = await read_frame(reader)
         if report is None:
-            return None
+            return False
         member, rank = (report.member, report.rank) if isinstance(report, Present) else (_speaker(report), 0)
         if not self._admit(member):
             raise ProtocolError(f"{member} is not a running member of this agent")
-        if rank not in self._ranks or (rank == 0 and isinstance(report, Present)):
-            raise ProtocolError(f"{member} has no rank {rank} that is only present here")
+        if rank not in self._ranks:
+            raise ProtocolError(f"{member} has no rank {rank} here")
         if (old := self._writers.get((member, rank))) is not None:
             old.close()
-        self._writers[member, rank] = writer
+        self._writers[member, rank], self._owners[writer] = writer, (member, rank)
         arrived = self._arrived.setdefault(member, set())
         if rank not in arrived:
             arrived.add(rank)
@@ -156,15 +173,18 @@ class RankHub:
                 self._said.pop(member, None)
         if rank == 0:
             self._streams[member] = task
-            self._take(member, rank, report)
-        return member, rank
+            if not isinstance(report, Present):  # one that takes the place of a lost rank speaks later
+                self._take(member, rank, report)
+        return True
 
     def _take(self, member: Member, rank: int, report: Report) -> None:
         if rank != 0:
             raise ProtocolError(f"it sent a {type(report).__name__}, but rank 0 speaks for its group")
-        if _speaker(report) != member:
-            raise ProtocolError(f"{member} spoke for {_speaker(report)}")
-        self._on_report(report)
+        speaker = _speaker(report)
+        if speaker.group != member.group or speaker.incarnation > member.incarnation:
+            raise ProtocolError(f"{member} spoke for {speaker}")
+        if speaker == member or isinstance(report, Saved):  # else said before it heard that a rank was lost
+            self._on_report(report)
 
 
 def _speaker(report: Report) -> Member:

@@ -286,7 +286,16 @@ class Resume:
     run: QuorumId = NO_QUORUM  # the record in the lineage with which the job begins again
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """From an agent to the ranks that are left of a group which has lost one: they go on as ``member``, its next
+    incarnation, with a new process in the lost one's place. They meet at ``port`` of the group's master address."""
+
+    member: Member
+    port: int
+
+
+Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Regroup
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

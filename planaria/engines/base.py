@@ -97,6 +97,10 @@ class Engine(Protocol):
         """Send ``signum`` to the incarnation's ranks, or to one of them; ``Ended`` follows for each that is gone.
         Unknown ones are ignored."""
 
+    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
+        """The member's ranks but ``rank``, which ends or has ended, are ``newer`` from now on, and a new process begins
+        to start in its place. Returns the port where they are to meet; None if that cannot be done here."""
+
     def look(self, member: Member) -> None:
         """Something may have happened to the member: for each of its ranks that is found to be dying, ``Dying`` is
         told, once and before this returns. Ends come by themselves, but perhaps much later."""

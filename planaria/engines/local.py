@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from planaria.agent.forkserver import ForkRequest
@@ -27,6 +27,7 @@ class _Life:
     pidfd: int = -1
     signals: tuple[int, ...] = ()  # asked for before the process was there
     dying: bool = False  # and told so
+    joins: bool = False  # takes the place of a lost rank
 
 
 @dataclass(slots=True)
@@ -101,6 +102,24 @@ class LocalEngine:
             elif life is not None:
                 life.signals += (signum,)
 
+    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
+        others = [each for each in self._launch.ranks if each != rank]
+        if any((life := self._lives.get((member, each))) is None or not life.pid or life.dying for each in others):
+            return None
+        held = _hold_port()
+        shared = self._shared[newer] = replace(
+            self._shared[member], port=int(held.getsockname()[1]), held=held, founder=False
+        )
+        loop = asyncio.get_running_loop()
+        for each in others:
+            life = self._lives[newer, each] = self._lives.pop((member, each))
+            loop.add_reader(life.pidfd, self._gone, newer, each)  # takes the place of the older one
+        if not any(other == member for other, _ in self._lives):
+            self._leave(member)
+        self._lives[newer, rank] = _Life(joins=True)
+        self._forks[newer, rank] = loop.create_task(self._fork(newer, rank))
+        return shared.port
+
     def look(self, member: Member) -> None:
         for rank in self._launch.ranks:
             life = self._lives.get((member, rank))
@@ -161,6 +180,7 @@ class LocalEngine:
             raise ForkServerError(f"group {member.group} finds no free GPU: other groups have all of this node's")
         directory = self._launch.directory_of(member, rank)
         directory.mkdir(parents=True, exist_ok=True)
+        joins = self._lives[member, rank].joins
         return ForkRequest(
             id=next(self._ids),
             parent=os.getpid(),
@@ -172,7 +192,7 @@ class LocalEngine:
             stderr=str(directory / "stderr.log"),
             env=self._launch.env_of(member, rank, shared.port)
             | shared.gpus
-            | {"PLANARIA_RESUME": str(int(shared.founder))},
+            | {"PLANARIA_RESUME": str(int(shared.founder)), "PLANARIA_JOINS": str(int(joins))},
         )
 
     def _gone(self, member: Member, rank: int) -> None:
@@ -191,10 +211,14 @@ class LocalEngine:
     def _forget(self, member: Member, rank: int) -> _Life:
         life = self._lives.pop((member, rank))
         if not any(other == member for other, _ in self._lives):
-            held = self._shared.pop(member).held
-            if held is not None:
-                held.close()
+            self._leave(member)
         return life
+
+    def _leave(self, member: Member) -> None:
+        """No rank of the member is left."""
+        held = self._shared.pop(member).held
+        if held is not None:
+            held.close()
 
 
 def _peek(pid: int) -> int:

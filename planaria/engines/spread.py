@@ -104,6 +104,9 @@ class SpreadEngine:
             if any(other == member and rank in (None, each) for other, each in node.alive):
                 node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
 
+    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
+        return None
+
     def look(self, member: Member) -> None:
         self._local.look(member)  # the other nodes look for themselves
 

@@ -380,6 +380,13 @@ class Communicators:
         if life is not None:
             life.fail(CommunicatorError(f"the communicator of quorum {quorum_id} has ended: {why}"))
 
+    def rename(self, me: Member) -> None:
+        """Drop all lives: this rank is one of ``me`` from now on."""
+        with self._lock:
+            ids, self._me = list(self._lives), me
+        for quorum_id in ids:
+            self.drop(quorum_id, "its group lost a rank")
+
     def close(self) -> None:
         """Drop all lives and wait for their threads, at most for a moment each."""
         with self._lock:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -49,13 +50,15 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 class RendezvousStore:
-    """A key-value store served by this process for as long as it lives, on a free port of ``host`` only."""
+    """A key-value store served by this process for as long as it lives, on ``host`` only; at a free port unless one is
+    given, which others may hold without listening there."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             try:
-                listener.bind((host, 0))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port > 0))
+                listener.bind((host, port))
             except OSError as error:
                 raise CommunicatorError(
                     f"cannot serve the rendezvous store on {host!r}: {error}; "
@@ -134,37 +137,52 @@ def form_group(
 
     Raises CommunicatorError with the member or the store that is missing, if that is known.
     """
-    size = len(quorum.members)
     store = PrefixStore(f"{quorum.id}/{column}", connect(quorum.addresses[0], timeout, lines))
-    missing = f"talking to the rendezvous store of {quorum.members[0]}"
+    names = [str(member) for member in quorum.members]
+    group: Group = gloo_group(store, rank, names, host, timeout, lines, kind)
+    return group
+
+
+def gloo_group(
+    store: Store,
+    rank: int,
+    names: Sequence[str],
+    host: str,
+    timeout: timedelta,
+    lines: Lines,
+    kind: str = "cpu",
+    threads: int = 1,
+) -> Any:
+    """The gloo group of those who meet in ``store``, over a gloo device of its own. ``names`` are for messages,
+    ``lines`` gets the connections to the peers, ``threads`` work on collectives. Otherwise as ``form_group``."""
+    size, missing = len(names), f"talking to the rendezvous store of {names[0]}"
+    before = lines.count()
     try:
         device, (_, port) = _device(host)
         store.set(f"device/{rank}", f"{host} {port} {kind}")
         devices = {_numeric(host, port)}
         for peer in range(size):
-            missing = f"waiting for {quorum.members[peer]}"
+            missing = f"waiting for {names[peer]}"
             told_host, told_port, told_kind = store.get(f"device/{peer}").decode().split(" ")
             devices.add(_numeric(told_host, int(told_port)))
             if told_kind != kind:
-                raise ValueError(f"its gradients are on {told_kind!r}, those of {quorum.members[rank]} on {kind!r}")
+                raise ValueError(f"its gradients are on {told_kind!r}, those of {names[rank]} on {kind!r}")
         lines.add_devices(devices)
         missing = f"connecting {size} members"
         options = gloo._Options()
         options._timeout = min(timeout, MEETING)
         options._devices = [device]
-        # The exchange uses send and receive only, which run on the device's thread; a group needs one worker.
-        options._threads = 1
+        options._threads = threads  # send and receive, which is all that an exchange uses, run on the device's
         if lines.is_cut:
             raise CommunicatorError("no longer wanted")
         group: Any = gloo(PrefixStore("gloo", store), rank, size, options)
         group._set_default_timeout(NEVER)
     except (OSError, RuntimeError, ValueError) as error:
         raise CommunicatorError(f"{missing} failed: {reason(error)}") from error
-    # The store's connection and one to each peer: what cannot be found could not be cut.
-    if not lines.is_cut and (found := lines.count()) != size:
-        raise CommunicatorError(f"{found} of {size} connections were found in {TABLE}")
-    formed: Group = group
-    return formed
+    # What cannot be found could not be cut.
+    if not lines.is_cut and (found := lines.count() - before) != size - 1:
+        raise CommunicatorError(f"{found} of {size - 1} connections to peers were found in {TABLE}")
+    return group
 
 
 def _numeric(host: str, port: int) -> Address:

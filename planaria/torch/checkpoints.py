@@ -92,7 +92,7 @@ class Checkpoints:
     """One per rank, made by all ranks of the group together. Raises UsageError if the directory cannot be one for
     checkpoints.
 
-    ``prints`` is the fingerprint; ``gather`` gives every rank's payload; ``tell`` hears, on another thread, of every
+    ``gather`` gives every rank's payload; ``tell`` hears, on another thread, of every
     save of this group, at rank 0; ``beat`` is called while the training thread copies, to show that it lives.
     """
 
@@ -103,7 +103,6 @@ class Checkpoints:
         world: GroupWorld,
         state: ProtectedState,
         total: int,
-        prints: tuple[tuple[str, str], ...],
         gather: Callable[[bytes], list[bytes]],
         tell: Callable[[Saved], None],
         beat: Callable[[], None],
@@ -113,7 +112,7 @@ class Checkpoints:
         self._world = world
         self._state = state
         self._total = total
-        self._prints = prints
+        self.prints: tuple[tuple[str, str], ...] = ()  # the group's fingerprint, once it is known
         self._gather = gather
         self._tell = tell
         self._beat = beat
@@ -144,6 +143,10 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
+    def joined(self) -> None:
+        """The group has a new rank, which knows of no save: all of them count from what all know."""
+        self._newest = min(int(each) for each in self._gather(b"%d" % self._newest))
+
     def _save(self, step: int) -> None:
         if why := self._any(self._busy()):
             self._warn(f"the checkpoint of step {step} is left out: {why}")
@@ -159,7 +162,7 @@ class Checkpoints:
         data = plain.dump({"objects": objects, "tensors": tensors})
         self._saving = step
         settings, path = self._settings, step_directory(self.schedule.directory, step)
-        about = Checkpoint(path, settings.job, step, settings.seed, settings.shards, self._world.size, self._prints)
+        about = Checkpoint(path, settings.job, step, settings.seed, settings.shards, self._world.size, self.prints)
         owner = f"rg{settings.member.group}i{settings.member.incarnation}"
         writer = CheckpointWriter(about, owner, self._world.rank, data)
         self._thread = threading.Thread(
@@ -280,7 +283,7 @@ class Checkpoints:
                     "make them alike, or give another directory"
                 )
         theirs = {key.removeprefix(SOFT): value for key, value in checkpoint.fingerprint}
-        hard = {key: value for key, value in self._prints if not key.startswith(SOFT) and key not in _COMPARED}
+        hard = {key: value for key, value in self.prints if not key.startswith(SOFT) and key not in _COMPARED}
         differ = [f"{k} ({theirs.get(k, 'absent')} there, {v} here)" for k, v in hard.items() if theirs.get(k) != v]
         if differ:
             self._warn(

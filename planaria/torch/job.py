@@ -134,17 +134,19 @@ class Job:
         worker = self._start(total)
         ended = False
         try:
-            while worker.begin_step():
-                step = Step(worker)
-                yield step
-                if not step.exchanged:
-                    raise UsageError(
-                        f"{self.settings.where}, step {worker.step}: the loop's body must go through all of "
-                        "step.batches(data) before it ends"
-                    )
-                worker.commit()
-            ended = True
-            worker.finish()
+            while not ended:
+                while worker.begin_step():
+                    step = Step(worker)
+                    yield step
+                    if step.void:
+                        continue
+                    if not step.exchanged:
+                        raise UsageError(
+                            f"{self.settings.where}, step {worker.step}: the loop's body must go through all of "
+                            "step.batches(data) before it ends"
+                        )
+                    worker.commit()
+                ended = worker.finish()
         finally:
             if not ended:
                 worker.session.close()
@@ -165,23 +167,27 @@ class Job:
         session = Session(self.settings, self._world, self._page, state.device)
         worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         own = fingerprint(state, self.settings, self.exact, layout=self._world.layout, steps=str(total))
-        prints = of_group(own, session.gather)
-        start, initial = 0, ""
         if self._schedule is not None:
             beat = self._page.beat if self._page is not None else lambda: None
             worker.checkpoints = Checkpoints(
-                self._schedule, self.settings, self._world, state, total, prints, session.gather, session.tell, beat
+                self._schedule, self.settings, self._world, state, total, session.gather, session.tell, beat
             )
-            if self.settings.founder:
-                start = worker.checkpoints.resume()
-        if self._schedule is None or self.settings.founder:
-            initial = combined([each.decode() for each in session.gather(state.digest().encode())])
 
-        def ready(address: str) -> Ready:
-            saves = self._schedule is not None
-            return Ready(self.settings.member, address, prints, initial, self.shards, total, step=start, saves=saves)
+        def introduce(address: str, joins: bool) -> Ready:
+            """All ranks of the group do this together."""
+            prints, start, initial = of_group(own, session.gather), 0, ""
+            if worker.checkpoints is not None:
+                worker.checkpoints.prints = prints
+                if joins:
+                    worker.checkpoints.joined()
+                if self.settings.founder and not joins:
+                    start = worker.checkpoints.resume()
+            if not joins and (worker.checkpoints is None or self.settings.founder):
+                initial = combined([each.decode() for each in session.gather(state.digest().encode())])
+            saves = worker.checkpoints is not None
+            return Ready(session.member, address, prints, initial, self.shards, total, step=start, saves=saves)
 
-        session.start(ready)
+        session.start(introduce)
         return worker
 
 
@@ -223,6 +229,6 @@ def init(
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
     promise = exactness.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen)
     exactness.prepare(promise, chosen)
-    world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where)
+    world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where, settings.joins)
     seeding.seed_all(settings.seed)
     return Job(settings, world, promise)

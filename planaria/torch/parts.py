@@ -210,7 +210,7 @@ class ModulePart(Part):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, "module")
-        self._module = module
+        self.module = module
         self._sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
         self.reshard()
         self.parameters = dict(module.named_parameters())
@@ -222,7 +222,7 @@ class ModulePart(Part):
             module.reshard()
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = {**self.parameters, **dict(self._module.named_buffers())}
+        named = {**self.parameters, **dict(self.module.named_buffers())}
         return {name: _check_strided(f"{self.name}.{name}", tensor) for name, tensor in named.items()}
 
     def watched(self) -> Iterator[Tensor]:
@@ -231,7 +231,7 @@ class ModulePart(Part):
 
     def buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
         """(name, module, attribute) of every buffer: it may be replaced."""
-        for path, owner in self._module.named_modules():
+        for path, owner in self.module.named_modules():
             for name, _ in owner.named_buffers(recurse=False):
                 yield ".".join(filter(None, (self.name, path, name))), owner, name
 

@@ -8,6 +8,7 @@ on it (see ``rounds``), so the steppers of a group's ranks never come to differ.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from planaria.core.messages import (
     QuorumId,
     Ready,
     Refuse,
+    Regroup,
     Report,
     Standing,
     Stop,
@@ -53,11 +55,21 @@ LAST_WORD_SECONDS = 5.0
 Transfer = Callable[[core.Heal, Communicator], Callable[[], None]]
 
 
+# Says what this group is, when all its ranks are there: given the address of its rendezvous store, and whether it joins
+# a job that others carry on, because one of its ranks is new.
+Introduce = Callable[[str, bool], Ready]
+
+
+class Bereaved(RuntimeError):
+    """A rank of this group is lost and will be replaced: what the group was doing is void. ``rejoin`` goes on."""
+
+
 class Session:
     """Made when the script starts its steps. ``device`` is where the gradients are."""
 
     def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, device: torch.device) -> None:
         self.settings = settings
+        self.member = settings.member  # the next incarnation of it after a rank of the group was replaced
         self.world = world
         self.page = page
         self.bell = Bell()
@@ -72,6 +84,8 @@ class Session:
         self._formed: set[QuorumId] = set()  # that the stepper was not told of yet
         self._broken: dict[QuorumId, str] = {}  # likewise
         self._stop = False
+        self._regroup: Regroup | None = None  # not carried out yet
+        self._introduce: Introduce
         self._failure: Exception | None = None
         self._closed = False
         self._control: Control | None = None
@@ -82,16 +96,29 @@ class Session:
     def alone(self) -> bool:
         return self.settings.socket is None
 
-    def start(self, ready: Callable[[str], Ready]) -> None:
-        """Say that this group is ready; ``ready`` is given the address of its rendezvous store."""
-        address = self._gather("" if self._store is None else self._store.address)[0]
-        report = ready(address)
-        self.stepper = Stepper(report, self.settings.policy, self.settings.groups)
+    def start(self, introduce: Introduce) -> None:
+        """Say that this group is ready. A rank that takes the place of a lost one meets its group first."""
+        self._introduce = introduce
         if self.settings.socket is None:
-            self._hear(Quorum(ALONE, (self.settings.member,), ("",), True, "", "alone", True))
+            self._ready(joins=False)
+            self._hear(Quorum(ALONE, (self.member,), ("",), True, "", "alone", True))
             return
+        if self.world.idle:
+            # First, for its group may lose another rank while it waits for this one.
+            self._control = Control(self.settings.socket, self.page, self._on_order, self.settings.where)
+            self._control.send(Present(self.member, self.world.rank))
+            self._on_order(Regroup(self.member, int(os.environ["MASTER_PORT"])))
+            self.rejoin()
+            return
+        report = self._ready(joins=False)
         self._control = Control(self.settings.socket, self.page, self._on_order, self.settings.where)
-        self._control.send(report if self.world.rank == 0 else Present(self.settings.member, self.world.rank))
+        self._control.send(report if self.world.rank == 0 else Present(self.member, self.world.rank))
+
+    def _ready(self, joins: bool) -> Ready:
+        address = self._gather("" if self._store is None else self._store.address)[0]
+        report = self._introduce(address, joins)
+        self.stepper = Stepper(report, self.settings.policy, self.settings.groups)
+        return report
 
     # --- news, on the control thread and on helper threads ---------------------------------------------------
 
@@ -110,6 +137,8 @@ class Session:
                     self._stop = True
             case Drain():
                 pass  # the planned quorum without this member follows
+            case Regroup():
+                self._lose_a_rank(order)
             case _:
                 pass  # for the agent, not for a rank
         self.bell.ring()
@@ -124,9 +153,18 @@ class Session:
             self._heard.append(quorum)
         for id in outdated:
             self.communicators.drop(id)
-        if self.settings.member in quorum.members:
+        if self.member in quorum.members:
             # Not later, when the stepper asks for it: the training thread may be deep in a shard.
             self._form(quorum)
+
+    def _lose_a_rank(self, order: Regroup) -> None:
+        """Whatever waits for the group's other ranks, or for other groups, ends now."""
+        with self._lock:
+            self._regroup = order
+            self._heard.clear()
+            self._newest = self._urgent = NO_QUORUM
+        self.communicators.rename(order.member)
+        self.world.cut()
 
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
         if self._closed:
@@ -211,8 +249,8 @@ class Session:
         except RuntimeError as error:
             self._bereaved(error)
 
-    def _bereaved(self, error: RuntimeError) -> NoReturn:
-        """Another rank of this group is gone, and the group with it."""
+    def _bereaved(self, error: Exception) -> NoReturn:
+        """Another rank of this group is gone, and the group with it, unless another process takes its place."""
         gone = PlanariaError(
             f"{self.settings.where}: another rank of the group is gone ({error}). If it left the loop by itself: take "
             "such decisions alike on all ranks, from step.metrics"
@@ -223,8 +261,63 @@ class Session:
             late = threading.Timer(LAST_WORD_SECONDS, self._fail, [gone])
             late.daemon = True
             late.start()
-            self.bell.wait(lambda: self._failure is not None, lambda: False)
+            self.bell.wait(lambda: self.bereaved or self._failure is not None, lambda: False)
+            late.cancel()
+        if self._failure is None and self.bereaved:
+            raise Bereaved from error
         raise self._failure or gone
+
+    @property
+    def bereaved(self) -> bool:
+        """Whether a rank of the group is lost and is to be replaced."""
+        return self._regroup is not None
+
+    def guard(self) -> None:
+        """The script keeps what the loss of a rank raises from ending this process."""
+        if self.page is not None and self.world.renewable:
+            self.page.guarded = True
+
+    def await_regroup(self) -> bool:
+        """Whether a rank of the group is lost and is to be replaced. After an error that this would explain: the agent
+        hears of a death when the others do, and its order needs a moment."""
+        if self._control is None or not self.world.renewable:
+            return False
+        over = threading.Event()
+
+        def give_up() -> None:
+            over.set()
+            self.bell.ring()
+
+        late = threading.Timer(LAST_WORD_SECONDS, give_up)
+        late.daemon = True
+        late.start()
+        self.bell.wait(lambda: self.bereaved or over.is_set() or self._failure is not None, lambda: False)
+        late.cancel()
+        return self.bereaved
+
+    def rejoin(self) -> None:
+        """Meet the ranks of the group again, one of which is new, and ask to be taken in as its next incarnation."""
+        self.show(Phase.FORMING)
+        while True:
+            with self._lock:
+                order, self._regroup = self._regroup, None
+            assert order is not None
+            self.member = order.member
+            try:
+                self.world.renew(order.port, str(order.member), self.bell, lambda: self.bereaved or bool(self._failure))
+                report = self._ready(joins=True)
+            except Bereaved:
+                continue
+            except CommunicatorError as error:
+                try:
+                    self._bereaved(error)
+                except Bereaved:
+                    continue
+            if self.page is not None:
+                self.page.quorum = NO_QUORUM
+            if self._control is not None and self.world.rank == 0:
+                self._control.send(report)
+            return
 
     def _do(self, effects: Sequence[core.Effect]) -> None:
         for effect in effects:
@@ -245,16 +338,18 @@ class Session:
 
     def advance(self, transfer: Transfer) -> core.Action:
         """Wait, call the roll and heal until there is work, or the end. ``transfer`` moves the state or raises
-        CommunicatorError. Raises what the lighthouse refused or stopped this member for."""
+        CommunicatorError. Raises what the lighthouse refused or stopped this member for, and Bereaved."""
         while True:
             if self._failure is not None:
                 raise self._failure
+            if self.bereaved:
+                raise Bereaved
             action = self.stepper.next()
             match action:
                 case core.Wait():
                     self.show(Phase.PARKED if action.parked else Phase.FORMING)
                     self.bell.wait(self._has_news, lambda: False)
-                    if self._failure is None:
+                    if self._failure is None and not self.bereaved:
                         self.agree(Note())
                         if self._has_news():  # which other ranks have not heard yet: do not ask in a busy loop
                             time.sleep(SKEW_SECONDS)
@@ -269,7 +364,8 @@ class Session:
 
     def _has_news(self) -> bool:
         """Whether this rank knows of something that the stepper does not."""
-        return bool(self._heard or self._formed or self._broken or self._failure) or self._stop != self.stepper.stopping
+        news = self._heard or self._formed or self._broken or self._failure or self._regroup
+        return bool(news) or self._stop != self.stepper.stopping
 
     def _roll(self, action: core.RollCall) -> None:
         standings: list[Standing] = []
@@ -316,7 +412,7 @@ class Session:
 
     def stopped_waiting(self, id: QuorumId) -> bool:
         """Whether news has ended what goes on under quorum ``id``. Reads single fields: no lock needed."""
-        if self._failure is not None or id in self._broken:
+        if self._failure is not None or self.bereaved or id in self._broken:
             return True
         # A planned quorum interrupts nobody but a joiner that waits for the members in an older one.
         return any(quorum.urgent or self.stepper.joining for quorum in tuple(self._heard))

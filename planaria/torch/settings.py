@@ -29,6 +29,7 @@ class Settings:
     rank: int = 0  # in the group
     world_size: int = 1  # ranks in a group
     founder: bool = True  # nobody is known to hold the job's state: a durable checkpoint counts
+    joins: bool = False  # takes the place of a lost rank in a group whose other ranks live
 
     @property
     def where(self) -> str:
@@ -78,6 +79,7 @@ def read_settings(
         rank=rank,
         world_size=world_size,
         founder=environ.get("PLANARIA_RESUME") != "0",
+        joins=environ.get("PLANARIA_JOINS") == "1",
     )
 
 

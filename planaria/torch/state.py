@@ -43,6 +43,11 @@ class ProtectedState:
         parts: dict[str, Part] = {part.name: part for part in self._modules}
         self._parts = {name: parts.get(name) or make_part(name, value, names) for name, value in flat.items()}
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All protected modules."""
+        return [part.module for part in self._modules]
+
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Of all protected modules, by name, tied ones once."""
         named: dict[int, tuple[str, nn.Parameter]] = {}

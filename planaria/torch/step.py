@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from planaria.errors import UsageError
@@ -21,6 +22,7 @@ class Step:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.exchanged = False
+        self.void = False  # a guard ended it
 
     @property
     def index(self) -> int:
@@ -52,6 +54,28 @@ class Step:
             raise UsageError(f"step {self.index}: step.batches can be gone through once; put all of the step into it")
         yield from self._worker.batches(data)
         self.exchanged = True
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around the whole body of the loop: what it raises because another rank of this group was lost ends the body,
+        but not the process. The lost rank is replaced, and the body runs again for the step that the job is at.
+        Without it, or for any other error, the group ends and is started again as a whole.
+
+        ::
+
+            for step in job.steps(1000):
+                with step.guard():
+                    for batch in step.batches(data):
+                        loss_fn(model(batch)).backward()
+                    optimizer.step()
+        """
+        self._worker.session.guard()
+        try:
+            yield
+        except Exception as error:
+            if not self._worker.void(error):
+                raise
+            self.void = True
 
     def record(self, **values: Any) -> None:
         """Note scalars of the current shard (numbers or one-element tensors), averaged over the batches of the shard

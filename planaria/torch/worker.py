@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -43,8 +44,9 @@ from planaria.torch.records import (
     unpack_presence,
 )
 from planaria.torch.rounds import Note
-from planaria.torch.session import Session
+from planaria.torch.session import Bereaved, Session
 from planaria.torch.state import ProtectedState, combined, tensor_specs
+from planaria.torch.unwinding import unwind
 
 # Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
 METRICS = 8
@@ -105,7 +107,7 @@ class Worker:
     @property
     def _first(self) -> bool:
         """Whether this group was the first of the members that made the newest commit."""
-        return self.session.stepper.first == self.settings.member
+        return self.session.stepper.first == self.session.member
 
     # --- between steps ---------------------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class Worker:
         """Wait until there is work on a step. False: all steps are committed."""
         self._inside = False
         self.groups = ()
-        goes_on = self._goes_on(self.session.advance(self._transfer))
+        goes_on = self._goes_on(self._advance())
         if goes_on:
             self.state.reshard()  # what an evaluation before the optimizer's step gathered is not what it made of it
             self._settled.check(self.settings.where, self.step)
@@ -122,6 +124,16 @@ class Worker:
             seeding.seed_begin(self.settings.seed, self.step)
         self._inside = True
         return goes_on
+
+    def _advance(self) -> core.Action:
+        while True:
+            try:
+                return self.session.advance(self._transfer)
+            except Bereaved:
+                # Between steps, where nothing of user code is under way: a rank that is new takes no part in that.
+                self._give_up()
+                self.seconds_per_shard = 0.0  # nothing that decides who does what may differ from what a new rank knows
+                self.session.rejoin()
 
     def _goes_on(self, action: core.Action) -> bool:
         match action:
@@ -152,7 +164,8 @@ class Worker:
         step, quorum = stepper.step, stepper.target.id if stepper.target else NO_QUORUM
         self.session.change(lambda s: s.applied())
         if self.checkpoints is not None:
-            self.checkpoints.committed(stepper.step, self._first)
+            with suppress(Bereaved):  # told again by the next question to the session
+                self.checkpoints.committed(stepper.step, self._first)
         self._records.clear()
         if self.session.page is not None:
             loss = self.metrics.get("loss", math.nan)
@@ -160,9 +173,13 @@ class Worker:
             self.session.page.committed(step + 1, quorum, loss, now, self.shards_computed, stepper.recomputed)
         self.journal.commit(step, self._present, self.metrics)
 
-    def finish(self) -> None:
-        """All steps are committed everywhere: tell the digest of the final state."""
-        digest = combined([part.decode() for part in self.session.gather(self.state.digest().encode())])
+    def finish(self) -> bool:
+        """All steps are committed everywhere: tell the digest of the final state. False if a rank of the group was lost
+        at the last moment: then it has to be asked again whether there is work."""
+        try:
+            digest = combined([part.decode() for part in self.session.gather(self.state.digest().encode())])
+        except Bereaved:
+            return False
         self.journal.result(self.step, digest, self.metrics)
         self.journal.close()
         self._store.release()
@@ -171,6 +188,25 @@ class Worker:
         if self.checkpoints is not None:
             self.checkpoints.end(self.step, self._first)
         self.session.close()
+        return True
+
+    def void(self, error: Exception) -> bool:
+        """Whether ``error`` came out of user code because a rank of this group was lost and is replaced. Then nothing
+        is left of what that code did: the group takes the state of its peers."""
+        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+            return False  # not what a collective raises
+        if not (isinstance(error, Bereaved) or self.session.await_regroup()):
+            return False
+        unwind(self.state.modules)
+        self._give_up()
+        return True
+
+    def _give_up(self) -> None:
+        """Nothing of the step counts any more."""
+        self._abandon()
+        self._records.clear()
+        self._raw.clear()
+        self._store_step = -1
 
     # --- inside a step ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planaria.errors import UsageError
+from planaria.exchange.waiting import Bell
+from planaria.torch import ingroup
 from planaria.torch.rounds import NOTE_BYTES, Note
 
 # A round waits for the slowest rank of the group, which may be parked for hours. It ends with the group at the latest:
@@ -48,25 +50,41 @@ def choose_device(wanted: str | None, local_rank: int, where: str) -> torch.devi
 
 
 class GroupWorld:
-    """``rank`` of ``size`` in this group. ``shape`` names the dimensions of the mesh, in order; None: one, "fsdp"."""
+    """``rank`` of ``size`` in this group. ``shape`` names the dimensions of the mesh, in order; None: one, "fsdp".
 
-    def __init__(self, rank: int, size: int, device: torch.device, shape: Mapping[str, int] | None, where: str) -> None:
+    ``idle``: this process takes the place of a rank that was lost; its peers are met by the first ``renew``.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        shape: Mapping[str, int] | None,
+        where: str,
+        idle: bool = False,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
+        self.idle = idle
+        self.renewable = False  # whether lost ranks can be replaced under the others
+        self._links = ingroup.registered()
+        # On GPUs the replacement of NCCL's half is written and has not been proved: there a group ends with its rank.
+        self._replaceable = device.type == "cpu"
         self.shape = _complete(shape or {"fsdp": size}, size, where)
         self._mesh: DeviceMesh | None = None
         self._rounds: dist.ProcessGroup | None = None
         if size > 1:
             self._join(where)
-            self._rounds = dist.new_group(backend="gloo", timeout=_NEVER)
+            self._rounds = self.side_group()
 
     @property
     def mesh(self) -> DeviceMesh:
         """Made when it is first asked for: a script without parallelism needs no torch world."""
         if self._mesh is None:
             if not dist.is_initialized():
-                dist.init_process_group(_backend(self.device), store=HashStore(), rank=0, world_size=1)
+                dist.init_process_group(self._backend(), store=HashStore(), rank=0, world_size=1)
             kind, names = self.device.type, tuple(self.shape)
             self._mesh = init_device_mesh(kind, tuple(self.shape.values()), mesh_dim_names=names)
         return self._mesh
@@ -84,7 +102,17 @@ class GroupWorld:
     def side_group(self) -> dist.ProcessGroup | None:
         """The ranks of the group once more, for collectives on another thread; None for one rank. All ranks make it
         together."""
-        return dist.new_group(backend="gloo", timeout=_NEVER) if self.size > 1 else None
+        kind = "gloo" if not self._replaceable else ingroup.IDLE if self.idle else ingroup.HOST
+        return dist.new_group(backend=kind, timeout=_NEVER) if self.size > 1 else None
+
+    def cut(self) -> None:
+        """End all connections to the other ranks of the group, one of which is lost. Any thread, never blocks."""
+        self._links.cut()
+
+    def renew(self, port: int, name: str, bell: Bell, cancelled: Callable[[], bool]) -> None:
+        """Connect to the ranks of the group again, among which is a new one. See ``InGroup.renew``."""
+        self._links.renew(port, name, bell, cancelled)
+        self.idle = False
 
     def round(self, note: Note) -> list[Note]:
         """Everybody's note, by rank. Raises RuntimeError if a rank of the group is lost."""
@@ -101,6 +129,12 @@ class GroupWorld:
         padded = self._gather(payload.ljust(longest, b"\0"), longest)
         return [each[:length] for each, length in zip(padded, lengths, strict=True)]
 
+    def _backend(self) -> str:
+        # The CPU part is for rounds and whatever is on the host.
+        if not self._replaceable:
+            return "cpu:gloo,cuda:nccl"
+        return f"cpu:{ingroup.IDLE if self.idle else ingroup.HOST}"
+
     def _gather(self, payload: bytes, size: int) -> Sequence[bytes]:
         mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         everybody = [torch.empty(size, dtype=torch.uint8) for _ in range(self.size)]
@@ -110,7 +144,10 @@ class GroupWorld:
     def _join(self, where: str) -> None:
         if not dist.is_initialized():
             # From the environment, as torchrun's scripts have it: MASTER_ADDR and MASTER_PORT.
-            dist.init_process_group(_backend(self.device), rank=self.rank, world_size=self.size)
+            store = HashStore() if self.idle else None
+            dist.init_process_group(self._backend(), store=store, rank=self.rank, world_size=self.size)
+            # A new stage of a pipeline would begin with words to its neighbours that they do not expect any more.
+            self.renewable = self._replaceable and self.shape.get("pp", 1) == 1
         if (dist.get_rank(), dist.get_world_size()) != (self.rank, self.size):
             raise UsageError(
                 f"{where}: the script's process group has rank {dist.get_rank()} of {dist.get_world_size()}, but this "
@@ -127,11 +164,6 @@ def part_of(rank: int, shape: Mapping[str, int]) -> tuple[int, int]:
         if name not in SAME_SAMPLES:
             index, count = index * length + rank // inner % length, count * length
     return index, count
-
-
-def _backend(device: torch.device) -> str:
-    # The CPU part is for rounds and whatever is on the host.
-    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
 
 
 def _complete(shape: Mapping[str, int], size: int, where: str) -> dict[str, int]:

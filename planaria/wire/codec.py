@@ -32,6 +32,7 @@ from planaria.core.messages import (
     Quorum,
     Ready,
     Refuse,
+    Regroup,
     Report,
     Resume,
     Saved,
@@ -355,6 +356,8 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(stop=pb.Stop(reason=clip(reason)))
         case Resume(reason, run):
             return pb.Order(resume=pb.Resume(reason=clip(reason), run=encode_quorum_id(run)))
+        case Regroup(member, port):
+            return pb.Order(regroup=pb.Regroup(member=encode_member(member), port=_port(port)))
         case _:
             assert_never(order)
 
@@ -382,8 +385,14 @@ def _order_in(message: pb.Order) -> Order:
             return Stop(text(message.stop.reason, "a reason"))
         case "resume":
             return Resume(text(message.resume.reason, "a reason"), decode_quorum_id(message.resume.run))
+        case "regroup":
+            return Regroup(decode_member(message.regroup.member), _port(message.regroup.port))
         case _:
             raise ProtocolError("an order of no known kind; is the lighthouse of a newer version?")
+
+
+def _port(number: int) -> int:
+    return checks.integer(number, 1, 65535, "a port")
 
 
 def _signal(number: int) -> int:

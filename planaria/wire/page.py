@@ -6,7 +6,7 @@ writing thread, or lies in a slot that is written first and published by such a 
 serves display and liveness; no decision of a step depends on it.
 
 Layout, in 8-byte words of the machine's own byte order (the file never leaves the machine): magic, version,
-pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits; then SLOTS
+pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits, guarded; then SLOTS
 commits of 8 words each: step, at (ns), loss (a double), shards computed, shards recomputed, and 3 spare.
 """
 
@@ -29,7 +29,7 @@ MAGIC = int.from_bytes(b"PLANPAGE", "little")
 VERSION = 1
 KEPT = 256  # commits that a reader can see
 _SLOTS = KEPT + 1  # the slot being written is never one of those shown
-_MAGIC, _VERSION, _PID, _PHASE, _SINCE, _BEATS, _CONTROL, _QUORUM, _RESUMED, _COMMITS = range(10)
+_MAGIC, _VERSION, _PID, _PHASE, _SINCE, _BEATS, _CONTROL, _QUORUM, _RESUMED, _COMMITS, _GUARDED = range(11)
 _HEAD = 16
 _WORDS = 8
 _STEP, _AT, _LOSS, _COMPUTED, _RECOMPUTED = range(5)
@@ -68,6 +68,7 @@ class PageView:
     shards_computed: int
     shards_recomputed: int
     step_seconds: float  # median of recent steps, 0 if unknown
+    guarded: bool  # it outlives the loss of another rank of its group
 
 
 class ProgressPage:
@@ -179,6 +180,15 @@ class ProgressPage:
         self._words[_QUORUM] = id.epoch << 32 | id.number
 
     @property
+    def guarded(self) -> bool:
+        """Whether the rank outlives the loss of another rank of its group, so that one can be replaced."""
+        return bool(self._words[_GUARDED])
+
+    @guarded.setter
+    def guarded(self, guarded: bool) -> None:
+        self._words[_GUARDED] = int(guarded)
+
+    @property
     def pid(self) -> int:
         return self._words[_PID]
 
@@ -207,6 +217,7 @@ class ProgressPage:
             shards_computed=last.shards_computed,
             shards_recomputed=last.shards_recomputed,
             step_seconds=_median_seconds(history),
+            guarded=self.guarded,
         )
 
     def commits(self) -> list[tuple[int, int]]:

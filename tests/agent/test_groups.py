@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -219,6 +220,30 @@ async def test_signals_reach_one_rank_or_all(make_engine: MakeEngine) -> None:
     engine.engine.delete(0, 0)
     assert {(await engine.next()).rank for _ in range(2)} == {0, 2}  # type: ignore[union-attr]
     assert engine.engine.list() == ()
+
+
+async def test_a_rank_is_replaced_under_the_others(make_engine: MakeEngine) -> None:
+    gpus = Gpus(("5", "GPU-a", "2", "0"))
+    script = "import os, time; print(os.environ['PLANARIA_JOINS'], os.environ['MASTER_PORT']); time.sleep(1000)"
+    engine = make_engine(script, nproc=2, gpus=gpus)
+    older, newer = Member(0, 0), Member(0, 1)
+    engine.engine.create(0, 0)
+    pids = {change.rank: change.pid for change in [await engine.next(), await engine.next()]}  # type: ignore[union-attr]
+    engine.engine.delete(0, 0, signal.SIGKILL, 1)
+    assert await engine.next() == Ended(older, -9, "killed by SIGKILL", 1)
+    port = engine.engine.regroup(older, newer, 1)
+    started = await engine.next()
+    assert isinstance(started, Started) and (started.member, started.rank) == (newer, 1)
+    found = {(instance.member, instance.rank): instance.pid for instance in engine.engine.list()}
+    assert found == {(newer, 0): pids[0], (newer, 1): started.pid}
+    log = engine.launch.directory_of(newer, 1) / "stdout.log"
+    while not log.exists() or not log.read_text():
+        await asyncio.sleep(0.01)
+    assert log.read_text() == f"1 {port}\n"
+    engine.engine.delete(0, 1, signal.SIGTERM)
+    ended = [await engine.next(), await engine.next()]
+    assert {(change.member, change.rank) for change in ended} == {(newer, 0), (newer, 1)}  # type: ignore[union-attr]
+    assert engine.engine.list() == () and engine.engine.regroup(newer, Member(0, 2), 0) is None
 
 
 def test_a_port_is_held_for_the_ranks_and_for_nobody_else() -> None:

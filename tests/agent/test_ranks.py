@@ -25,7 +25,9 @@ from planaria.core.messages import (
     QuorumId,
     Ready,
     Refuse,
+    Regroup,
     Report,
+    Saved,
     Stop,
     Trouble,
 )
@@ -81,6 +83,62 @@ async def test_reports_come_in_order_and_orders_reach_their_member(hub: Hub) -> 
     assert await asyncio.to_thread(orders, b, 1) == [Publish(B, Q)]
     assert await asyncio.to_thread(orders, a, 2) == [Drain(A), Stop("")]
     assert set(hub.hub.connected()) == {A, B}
+
+
+async def test_what_is_left_of_a_group_goes_on_as_its_next_incarnation() -> None:
+    made = Hub(range(3))
+    await made.hub.start()
+    try:
+        speaker, lost, third = await made.join(A), made.connect(), made.connect()
+        for rank, connection in ((1, lost), (2, third)):
+            send_frame(connection, Present(A, rank))
+        assert made.hub.send(A, Publish(A, Q))
+        for connection in (speaker, lost, third):
+            assert await asyncio.to_thread(orders, connection, 1) == [Publish(A, Q)]
+        newer = Member(0, 1)
+        made.alive = {newer}
+        made.hub.regroup(A, newer, 1, 4711)
+        for connection in (speaker, third):
+            assert await asyncio.to_thread(orders, connection, 1) == [Regroup(newer, 4711)]
+        # What it said before it heard of that is void; that a checkpoint is on the disk stays true.
+        saved = Saved(A, 7, 0.1)
+        for report in (Adopted(A, Q.id, 3), saved, ready(newer)):
+            send_frame(speaker, report)
+        assert [await made.heard.get(), await made.heard.get()] == [saved, ready(newer)]
+        replacement = made.connect()
+        send_frame(replacement, Present(newer, 1))
+        assert made.hub.connected() == (newer,) and made.hub.send(newer, Publish(newer, Q))
+        for connection in (speaker, third, replacement):
+            assert await asyncio.to_thread(orders, connection, 1) == [Publish(newer, Q)]
+        assert not made.hub.send(A, Stop(""))
+        send_frame(speaker, ready(Member(0, 2)))
+        assert "spoke for group 0 (incarnation 2)" in await made.refused.get()
+    finally:
+        await made.hub.close()
+
+
+async def test_the_rank_that_speaks_is_replaced() -> None:
+    made = Hub(range(2))
+    await made.hub.start()
+    try:
+        lost, other = await made.join(A), made.connect()
+        send_frame(other, Present(A, 1))
+        assert made.hub.send(A, Publish(A, Q))
+        assert await asyncio.to_thread(orders, other, 1) == [Publish(A, Q)]  # it is known by now
+        newer = Member(0, 1)
+        made.alive = {newer}
+        lost.close()
+        while made.hub.connected():
+            await asyncio.sleep(0.01)
+        made.hub.regroup(A, newer, 0, 4711)
+        assert await asyncio.to_thread(orders, other, 1) == [Regroup(newer, 4711)]
+        speaker = made.connect()
+        send_frame(speaker, Present(newer, 0))  # it speaks when it has met the others
+        send_frame(speaker, ready(newer))
+        assert await made.heard.get() == ready(newer)
+        assert made.hub.stream_of(newer) is not None and made.hub.stream_of(A) is None
+    finally:
+        await made.hub.close()
 
 
 async def test_nobody_is_there(hub: Hub) -> None:
@@ -176,7 +234,7 @@ async def test_a_present_rank_says_nothing_else(wide: Hub) -> None:
     assert wide.heard.empty()
 
 
-@pytest.mark.parametrize(("member", "rank"), [(A, 0), (A, 3), (Member(5, 0), 1)])
+@pytest.mark.parametrize(("member", "rank"), [(A, 3), (Member(5, 0), 1)])
 async def test_who_is_not_a_rank_of_ours(wide: Hub, member: Member, rank: int) -> None:
     stranger = await present(wide, member, rank)
     assert "cut off" in await wide.refused.get()

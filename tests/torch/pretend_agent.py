@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planaria.core.messages import Member, Publish, Quorum, QuorumId, Ready, Report
+from planaria.core.messages import Member, Publish, Quorum, QuorumId, Ready, Regroup, Report
 from planaria.wire.codec import report_from_bytes
 from planaria.wire.frames import FrameReader, send_frame
 
@@ -58,25 +58,46 @@ class PretendAgent:
         member = Member(group, incarnation)
         world = _world(self.ranks)
         for rank in range(self.ranks):
-            path = self.directory / f"s{group}.{incarnation}.{rank}"
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(path))
-            listener.listen(1)
-            environ = self._environ() | {
-                "PLANARIA_SOCKET": str(path),
-                "PLANARIA_GROUP": str(group),
-                "PLANARIA_INCARNATION": str(incarnation),
-                "PLANARIA_DIR": str(self.directory / f"rg{group}i{incarnation}" / ("" if rank == 0 else f"rank{rank}")),
-                **env,
-            }
-            self._processes[member, rank] = self._run(environ, rank, world)
-            threading.Thread(target=self._listen, args=(member, rank, listener), daemon=True).start()
+            self._start(member, rank, world, **env)
         return member
+
+    def _start(self, member: Member, rank: int, world: dict[str, str], **env: str) -> None:
+        path = self.directory / f"s{member.group}.{member.incarnation}.{rank}"
+        home = self.directory / f"rg{member.group}i{member.incarnation}"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(1)
+        environ = self._environ() | {
+            "PLANARIA_SOCKET": str(path),
+            "PLANARIA_GROUP": str(member.group),
+            "PLANARIA_INCARNATION": str(member.incarnation),
+            "PLANARIA_DIR": str(home if rank == 0 else home / f"rank{rank}"),
+            **env,
+        }
+        self._processes[member, rank] = self._run(environ, rank, world)
+        threading.Thread(target=self._listen, args=(member, rank, listener), daemon=True).start()
+
+    def process(self, member: Member, rank: int) -> BaseProcess:
+        return self._processes[member, rank]
 
     def kill(self, member: Member, rank: int | None = None) -> None:
         """One rank, or the whole group."""
         for number in range(self.ranks) if rank is None else (rank,):
             self._processes[member, number].kill()
+
+    def replace(self, member: Member, rank: int, kill: bool = True) -> Member:
+        """End one rank, and have a new process take its place in the next incarnation of its group."""
+        if kill:
+            self._processes[member, rank].kill()
+        newer, world = Member(member.group, member.incarnation + 1), _world(self.ranks)
+        for other in range(self.ranks):
+            if other != rank:
+                self._processes[newer, other] = self._processes[member, other]
+                self._sockets[newer, other] = self._sockets[member, other]
+                self._present.add((newer, other))
+                send_frame(self._sockets[newer, other], Regroup(newer, int(world["MASTER_PORT"])))
+        self._start(newer, rank, world, PLANARIA_JOINS="1", PLANARIA_RESUME="0")
+        return newer
 
     def quiet(self, **env: str) -> str:
         """The digest of the same script alone."""

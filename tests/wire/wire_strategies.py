@@ -29,6 +29,7 @@ from planaria.core.messages import (
     QuorumId,
     Ready,
     Refuse,
+    Regroup,
     Report,
     Resume,
     Saved,
@@ -100,6 +101,7 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Desired, groups),
     st.builds(Stop, texts),
     st.builds(Resume, texts, quorum_ids),
+    st.builds(Regroup, members, st.integers(1, 65535)),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
 group_statuses = st.builds(

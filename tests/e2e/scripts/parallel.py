@@ -1,6 +1,7 @@
 """A small model trained by groups of several ranks, laid out as told: fsdp, tp, pp, fsdp-tp, or plain."""
 
 import argparse
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
 parser.add_argument("--device", default="cpu")
+parser.add_argument("--guard", action="store_true")
 parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--odd", default="", help="what goes wrong, and in the last group only")
@@ -92,24 +94,25 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
         break
     if odd == "memory" and job.rank == 1 and step.index == 3:
         raise torch.OutOfMemoryError("out of memory: tried to allocate more than there is")
-    for x, y in step.batches(data):
-        x, y = x.to(job.device), y.to(job.device)
-        if schedule is None:
-            loss = nn.functional.cross_entropy(run(x).float(), y)
-            loss.backward()
-            step.record(loss=loss)
-        elif job.rank == 0:
-            schedule.step(x)
-        elif job.rank == job.world_size - 1:
-            losses: list[torch.Tensor] = []
-            schedule.step(target=y, losses=losses)
-            step.record(loss=torch.stack(losses).mean())
-        else:
-            schedule.step()
-        time.sleep(args.pause)
-        held = time.monotonic() + 0.3
-        while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
-            time.sleep(0.01)
-    job.clip_grad_norm_(1.0)
-    optimizer.step()
-    scheduler.step()
+    with step.guard() if args.guard else contextlib.nullcontext():
+        for x, y in step.batches(data):
+            x, y = x.to(job.device), y.to(job.device)
+            if schedule is None:
+                loss = nn.functional.cross_entropy(run(x).float(), y)
+                loss.backward()
+                step.record(loss=loss)
+            elif job.rank == 0:
+                schedule.step(x)
+            elif job.rank == job.world_size - 1:
+                losses: list[torch.Tensor] = []
+                schedule.step(target=y, losses=losses)
+                step.record(loss=torch.stack(losses).mean())
+            else:
+                schedule.step()
+            time.sleep(args.pause)
+            held = time.monotonic() + 0.3
+            while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
+                time.sleep(0.01)
+        job.clip_grad_norm_(1.0)
+        optimizer.step()
+        scheduler.step()

@@ -1,0 +1,82 @@
+"""A lost rank's place is filled under the living others of its group, which keep their processes.
+
+What is left of the group goes on as its next incarnation, with a new process in the lost one's place. For the job that
+is a group which was lost and is back, only sooner: the others have gone on meanwhile, and give it their state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planaria.agent.lives import Life, failure_of
+from planaria.agent.ranklife import RankLife
+from planaria.core.exits import EXIT_BAD_INPUT
+from planaria.core.messages import Member
+from planaria.core.plan import GroupState
+from planaria.engines.launch import directory_of
+
+if TYPE_CHECKING:
+    from planaria.agent.agent import Agent
+
+_OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
+
+
+def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Do it, if it can be done: if the other ranks live and outlive this (see Step.guard), and another group has the
+    state. A group that was lost before it took part in a step is not worth it, and bad input ends more than a rank."""
+    others = [rank for rank in life.ranks if rank is not lost]
+    for rank in others:
+        rank.read()
+    usable = life.state is GroupState.RUNNING and life.settled and not life.being_killed and not agent.ending
+    usable = usable and lost.returncode != EXIT_BAD_INPUT
+    alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
+    guarded = all(rank.view is not None and rank.view.guarded for rank in others)
+    if not (others and usable and alive and guarded and agent.others_hold_the_state()):
+        return False
+    newer = Member(life.member.group, life.member.incarnation + 1)
+    port = agent.engine.regroup(life.member, newer, lost.rank)
+    if port is None:
+        return False
+    _link(agent.assignment.directory, life.member, newer, lost.rank, len(life.ranks))
+    now = time.monotonic()
+    _note_the_end(agent, life, lost, now)
+    agent.replacements.append(now)
+    places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
+    successor = agent.lives.begin(newer, places, now)
+    successor.founder, successor.run = False, agent.orders.run
+    for rank in others:
+        successor.ranks[rank.rank] = rank
+    agent.hub.regroup(life.member, newer, lost.rank, port)
+    kept = ", ".join(str(rank.rank) for rank in others)
+    text = f"rank {lost.rank} of group {newer.group} is replaced under its living rank{'s' * (len(others) > 1)} {kept}"
+    agent.events.add("regroup", text, newer.group, {"incarnation": newer.incarnation, "rank": lost.rank})
+    return True
+
+
+def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
+    lost.last_look()
+    life.state, life.ended, life.exit_code = GroupState.DEAD, now, lost.code
+    agent.recoveries.died(life.member, life.fell_under, life.fell_ns)
+    failure = failure_of(life, lost)
+    agent.failures.append(failure)
+    facts = {"state": life.state.value, "exit_code": lost.code, "rank": lost.rank, "step": life.step}
+    text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
+    agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
+
+
+def _link(directory: Path, older: Member, newer: Member, lost: int, ranks: int) -> None:
+    """Have what the living ranks write be found in the new incarnation's directory too."""
+    home = directory_of(directory, newer)
+    home.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        if rank == lost:
+            continue
+        before = directory_of(directory, older, rank)
+        names = [""] if rank else [name for name in _OF_RANK_0 if (before / name).exists()]
+        for name in names:
+            place = home / name if name else directory_of(directory, newer, rank)
+            if not place.is_symlink():
+                place.symlink_to(os.path.relpath(before / name, place.parent))

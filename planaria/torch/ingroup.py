@@ -1,0 +1,201 @@
+"""The connections among the ranks of a group, beneath torch's process groups.
+
+Meshes, FSDP2 and DTensors hold on to torch's ProcessGroup; what moves bytes is a backend inside it, one for each kind
+of device. When a rank is lost the others keep their process groups and get new backends. Nothing above notices, and a
+healthy collective costs what it always cost, for nothing lies in between.
+
+A process that takes the place of a lost rank builds its process groups *idle*: every collective succeeds and does
+nothing, for its peers are not there yet. Then all ranks ``renew`` theirs, in the order in which the script made them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from planaria.errors import CommunicatorError, PlanariaError
+from planaria.exchange.rendezvous import CONNECT, NEVER, RendezvousStore, connect, gloo_group
+from planaria.exchange.sockets import Lines
+from planaria.exchange.waiting import Bell, Pending
+
+HOST = "planaria"  # torch's names of the backends: gloo, over connections that can be cut
+IDLE = "planaria_idle"
+
+# torch keeps the backends of a process group by a number for their kind, and never replaces one. Its own kinds have
+# small numbers, and a number has eight bits: after so many lives the group must be started as a whole.
+_FIRST_KIND, _KINDS = 64, 256
+_RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting
+_THREADS = 2  # torch's own number for gloo: FSDP2 gathers and reduces at a time
+
+
+class InGroup:
+    """All connections of this process to the other ranks of its group. Thread-safe, but for ``renew``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: list[Lines] = []  # of the present life, one for each process group
+        self._cut = False
+        self._timeouts: dict[tuple[tuple[int, ...], int], timedelta] = {}
+        self._count: Counter[tuple[int, ...]] = Counter()
+        self._life = 0
+        self._store: object | None = None
+
+    # --- torch makes a process group ---------------------------------------------------------------------------
+
+    def create(self, options: Any, _: object) -> Any:
+        """torch's hook: a backend for the host."""
+        ranks = self._note(options)
+        names = [f"rank {rank} of its group" for rank in ranks]
+        return self._host_group(options.store, options.group_rank, names, options.timeout)
+
+    def create_idle(self, options: Any, _: object) -> Any:
+        self._note(options)
+        return c10d.FakeProcessGroup._create_internal(options.group_rank, options.group_size)
+
+    def _note(self, options: Any) -> tuple[int, ...]:
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        self._timeouts[ranks, self._count[ranks]] = options.timeout
+        self._count[ranks] += 1
+        return ranks
+
+    def _host_group(self, store: Store, rank: int, names: list[str], timeout: timedelta) -> Any:
+        lines = self._new_lines()
+        group = gloo_group(store, rank, names, _host(), timeout, lines, threads=_THREADS)
+        group._set_default_timeout(timeout)
+        return group
+
+    def _new_lines(self) -> Lines:
+        lines = Lines()
+        with self._lock:
+            self._lines.append(lines)
+            over = self._cut
+        if over:
+            lines.cut()
+        return lines
+
+    # --- a rank is lost ------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """End all connections: what waits for a peer raises, here and at the peers. Any thread, never blocks."""
+        with self._lock:
+            already, self._cut = self._cut, True
+            lines = list(self._lines)
+        for each in lines:
+            each.cut()
+        if not already and dist.is_initialized():
+            # Kernels that wait for a peer end by this alone. It takes up to a second, and nobody waits for it.
+            for group, _, _ in _groups():
+                for kind in _devices(group, "cuda"):
+                    threading.Thread(target=_abort, args=(group._get_backend(kind),), daemon=True).start()
+
+    def renew(self, port: int, name: str, bell: Bell, cancelled: Callable[[], bool]) -> None:
+        """Connect this process's groups to those of the other ranks, who do the same under the same ``name``. They meet
+        at ``port`` of MASTER_ADDR, which rank 0 serves. What connected them before has ended then.
+
+        Raises Interrupted as soon as ``cancelled`` (whose change must ring the bell), CommunicatorError if it fails.
+        """
+        self.cut()
+        with self._lock:
+            self._lines.clear()
+            self._cut = False
+        self._life += 1
+        made: Pending[None] = Pending(bell, f"connecting the ranks of {name}")
+
+        def work() -> None:
+            try:
+                self._renew(port, name, cancelled)
+                made.succeed(None)
+            except PlanariaError as error:
+                made.fail(error)
+            except Exception as error:  # somebody waits to be told
+                made.fail(CommunicatorError(f"the ranks of {name} could not be connected: {error}"))
+
+        threading.Thread(target=work, name="planaria-regroup", daemon=True).start()
+        try:
+            made.wait(cancelled)
+        except BaseException:
+            self.cut()  # ends what the thread waits for
+            raise
+
+    def _renew(self, port: int, name: str, cancelled: Callable[[], bool]) -> None:
+        rank, kind = dist.get_rank(), _FIRST_KIND + 2 * self._life
+        if kind + 2 > _KINDS:
+            raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
+        if rank == 0:
+            self._store = RendezvousStore(_host(), port)
+        store = self._reach(f"{os.environ['MASTER_ADDR']}:{port}", cancelled)
+        for group, ranks, number in _groups():
+            names = [f"rank {each} of {name}" for each in ranks]
+            prefix = PrefixStore(f"{name}/{','.join(map(str, ranks))}/{number}", store)
+            timeout = self._timeouts.get((ranks, number), NEVER)
+            host = self._host_group(prefix, ranks.index(rank), names, timeout)
+            _put(group, torch.device("cpu"), kind, host)
+            for device in _devices(group, "cuda"):
+                options = c10d.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                nccl = c10d.ProcessGroupNCCL(PrefixStore("cuda", prefix), ranks.index(rank), len(ranks), options)
+                _put(group, device, kind + 1, nccl)
+
+    def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:
+        lines = self._new_lines()
+        while True:
+            try:
+                return connect(address, max(CONNECT, NEVER), lines)
+            except CommunicatorError:
+                if cancelled() or lines.is_cut:
+                    raise
+                time.sleep(_RETRY)
+
+
+def _groups() -> Iterator[tuple[Any, tuple[int, ...], int]]:
+    """torch's process groups that this rank is in, in the order in which they were made: (group, its ranks, how many of
+    the same ranks were made before)."""
+    world, count = dist.distributed_c10d._world, Counter[tuple[int, ...]]()
+    for group in list(world.pg_map):
+        ranks = tuple(world.pg_group_ranks[group])
+        yield group, ranks, count[ranks]
+        count[ranks] += 1
+
+
+def _devices(group: Any, kind: str) -> list[torch.device]:
+    return [device for device in group._device_types if device.type == kind]
+
+
+def _put(group: Any, device: torch.device, kind: int, backend: Any) -> None:
+    number = c10d.ProcessGroup.BackendType(kind)
+    group._register_backend(device, number, backend)
+    if device.type == "cpu":
+        group._set_default_backend(number)
+
+
+def _abort(backend: Any) -> None:
+    with suppress(RuntimeError):
+        backend.abort()
+
+
+def _host() -> str:
+    return os.environ.get("PLANARIA_HOST") or "127.0.0.1"
+
+
+def registered() -> InGroup:
+    """This process's, made known to torch. There is one, as there is one torch world."""
+    global _instance
+    if _instance is None:
+        _instance = made = InGroup()
+        dist.Backend.register_backend(HOST, made.create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(IDLE, made.create_idle, extended_api=True, devices=["cpu"])
+    return _instance
+
+
+_instance: InGroup | None = None

@@ -1,0 +1,75 @@
+"""One rank dies, and only that one: the others of its group keep their processes, and the bits are the quiet run's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Run
+from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, start
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    @cache
+    def digest(layout: str) -> str:
+        with start(tmp_path_factory.mktemp(layout) / "run", layout, groups=1) as run:
+            assert run.end() == 0, run.log()
+            (found,) = run.digests()
+            return found
+
+    return digest
+
+
+def pids(run: Run, group: int, incarnation: int, ranks: int) -> dict[int, int]:
+    """Of all ranks of an incarnation, once it is at work."""
+    run.incarnation(group, incarnation)
+    run.until(lambda: len(run.life(group).processes) == ranks, "all of its ranks")
+    run.settled(2, beyond=run.watch.step)
+    return {rank: process.pid for rank, process in run.life(group).processes.items()}
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "fsdp-tp"])
+def test_ranks_are_replaced_under_the_others(tmp_path: Path, unhurt: Callable[[str], str], layout: str) -> None:
+    ranks = LAYOUTS[layout]
+    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01") as run:
+        before = pids(run, 1, 0, ranks)
+        run.signal(1, rank=ranks - 1)
+        after = pids(run, 1, 1, ranks)
+        assert {rank for rank in before if before[rank] == after[rank]} == set(range(ranks - 1)), run.log()
+        before = pids(run, 0, 0, ranks)
+        run.signal(0, rank=0)  # the host of both rendezvous, and the one that speaks for its group
+        after = pids(run, 0, 1, ranks)
+        assert {rank for rank in before if before[rank] == after[rank]} == set(range(1, ranks)), run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(layout)}, run.log()
+        assert len(run.events("regroup")) == 2 and len(run.events("lost")) == 2
+
+
+def test_another_rank_dies_while_one_is_replaced(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01") as run:
+        pids(run, 1, 0, 2)
+        run.signal(1, rank=1)
+        run.until(lambda: run.events("regroup"), "its replacement to begin")
+        run.signal(1, rank=0)
+        pids(run, 1, 2, 2)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
+@pytest.mark.parametrize("words", [("fsdp",), ("pp", "--guard")])
+def test_a_group_that_cannot_outlive_its_rank(
+    tmp_path: Path, unhurt: Callable[[str], str], words: tuple[str, ...]
+) -> None:
+    with start(tmp_path / "run", *words, "--pause", "0.01") as run:
+        before = pids(run, 1, 0, 2)
+        run.signal(1, rank=1)
+        after = pids(run, 1, 1, 2)
+        assert not set(before.values()) & set(after.values()) and not run.events("regroup")
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(words[0])}, run.log()
