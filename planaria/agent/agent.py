@@ -23,11 +23,13 @@ from planaria.agent.lives import Failure, Life, Lives
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
+from planaria.agent.standbys import Standbys
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
+    STANDBYS,
     Adopted,
     Event,
     Finished,
@@ -67,6 +69,7 @@ class Assignment:
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
     ranks_here: int = 1  # of those, on this node
+    standbys: int = 0  # processes that wait for a rank to be lost
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
 
@@ -104,10 +107,12 @@ class Agent:
             range(assignment.ranks_here),
             lambda member, order: self.engine.relay(member, order),
             lambda member: self.engine.look(member),
+            lambda member: self.standbys.present(member),
         )
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
         self.ends = Ends(self)
+        self.standbys = Standbys(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
@@ -195,6 +200,7 @@ class Agent:
         self._news.clear()
 
     async def _end_groups(self) -> None:
+        self.standbys.end()
         until = time.monotonic() + _END_SECONDS
         for life in self.lives.alive():
             self._delete(life, signal.SIGTERM)
@@ -223,24 +229,34 @@ class Agent:
         match change:
             case Dying():
                 self.ends.foresee(change)
+            case Started() if change.member.group == STANDBYS:
+                self.standbys.started(change)
+            case Ended() if change.member.group == STANDBYS:
+                self.standbys.ended(change)
             case Ended():
                 self.ends.take(change)
             case Started():
                 self._started_any = True
-                who = str(change.member)
-                if (life := self.lives.of(change.member)) is not None:
-                    life.ranks[change.rank].pid = change.pid
-                    who += f", rank {change.rank}," if len(life.ranks) > 1 else ""
-                text = f"{who} runs as pid {change.pid}"
-                facts = {"incarnation": change.member.incarnation, "rank": change.rank, "pid": change.pid}
-                self.events.add("start", text, change.member.group, facts)
+                self.started(change)
             case Progress():
                 if (life := self.lives.of(change.member)) is not None:
                     life.ranks[change.rank].told = change.sample
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
 
+    def started(self, change: Started) -> None:
+        """A process is a rank from now on."""
+        who = str(change.member)
+        if (life := self.lives.of(change.member)) is not None:
+            life.ranks[change.rank].pid = change.pid
+            who += f", rank {change.rank}," if len(life.ranks) > 1 else ""
+        text = f"{who} runs as pid {change.pid}"
+        facts = {"incarnation": change.member.incarnation, "rank": change.rank, "pid": change.pid}
+        self.events.add("start", text, change.member.group, facts)
+
     def _admit(self, member: Member) -> bool:
+        if self.standbys.knows(member):
+            return True
         life = self.lives.of(member)
         return life is not None and life.alive and life.first_bad is None
 
@@ -310,6 +326,7 @@ class Agent:
             self._conclude_stop()
         else:
             self._act(now)
+            self.standbys.tick(now)
 
     def _commits(self, member: Member) -> list[tuple[int, int]]:
         life = self.lives.of(member)

@@ -16,6 +16,7 @@ from planaria.agent.ranklife import RankLife
 from planaria.core.exits import EXIT_BAD_INPUT
 from planaria.core.messages import Member
 from planaria.core.plan import GroupState
+from planaria.engines.base import Started
 from planaria.engines.launch import directory_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     if not (others and usable and alive and guarded and agent.others_hold_the_state()):
         return False
     newer = Member(life.member.group, life.member.incarnation + 1)
-    port = agent.engine.regroup(life.member, newer, lost.rank)
+    standby = agent.standbys.take(lost.rank)
+    port = agent.engine.regroup(life.member, newer, lost.rank, standby.number if standby is not None else None)
     if port is None:
         return False
     _link(agent.assignment.directory, life.member, newer, lost.rank, len(life.ranks))
@@ -52,6 +54,10 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     agent.hub.regroup(life.member, newer, lost.rank, port)
     kept = ", ".join(str(rank.rank) for rank in others)
     text = f"rank {lost.rank} of group {newer.group} is replaced under its living rank{'s' * (len(others) > 1)} {kept}"
+    if standby is not None:
+        agent.standbys.taken(standby, newer, lost.rank)
+        agent.started(Started(newer, standby.pid, lost.rank))
+        text += f", by {standby.member}"
     agent.events.add("regroup", text, newer.group, {"incarnation": newer.incarnation, "rank": lost.rank})
     return True
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+# In place of a group's number: a process that waits for a rank to be lost, and so is of no group yet. Its incarnation
+# numbers those of an agent. Agents and their ranks alone know of it.
+STANDBYS = (1 << 16) - 1
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Member:
@@ -18,6 +22,8 @@ class Member:
     incarnation: int
 
     def __str__(self) -> str:
+        if self.group == STANDBYS:
+            return f"standby {self.incarnation}"
         return f"group {self.group} (incarnation {self.incarnation})"
 
 
@@ -87,7 +93,8 @@ class Phase(Enum):
 @dataclass(frozen=True, slots=True)
 class Present:
     """How a rank k >= 1 of a group opens its connection to the agent, and all that it ever says: rank 0 speaks for the
-    group. From then on it hears every order about its member, those from before it came included."""
+    group. From then on it hears every order about its member, those from before it came included. A standby says it
+    when it is warm."""
 
     member: Member
     rank: int
@@ -295,7 +302,16 @@ class Regroup:
     port: int
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Regroup
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """From an agent to a standby: it is ``rank`` of ``member`` from now on, with these variables of the environment."""
+
+    member: Member
+    rank: int
+    environ: tuple[tuple[str, str], ...]
+
+
+Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Regroup | Cast
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

@@ -104,8 +104,14 @@ class SpreadEngine:
             if any(other == member and rank in (None, each) for other, each in node.alive):
                 node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
 
-    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
+    def regroup(self, member: Member, newer: Member, rank: int, standby: int | None = None) -> int | None:
         return None
+
+    def prepare(self, number: int, rank: int) -> bool:
+        return False
+
+    def environ_of(self, member: Member, rank: int) -> dict[str, str]:
+        return self._local.environ_of(member, rank)
 
     def look(self, member: Member) -> None:
         self._local.look(member)  # the other nodes look for themselves

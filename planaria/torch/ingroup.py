@@ -44,6 +44,10 @@ class InGroup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """There are no process groups."""
         self._lines: list[Lines] = []  # of the present life, one for each process group
         self._cut = False
         self._timeouts: dict[tuple[tuple[int, ...], int], timedelta] = {}
@@ -196,6 +200,12 @@ def registered() -> InGroup:
         dist.Backend.register_backend(HOST, made.create, extended_api=True, devices=["cpu"])
         dist.Backend.register_backend(IDLE, made.create_idle, extended_api=True, devices=["cpu"])
     return _instance
+
+
+def forget() -> None:
+    """This process is another rank from now on, and has no process groups."""
+    if _instance is not None:
+        _instance.reset()
 
 
 _instance: InGroup | None = None

@@ -190,6 +190,10 @@ class Worker:
         self.session.close()
         return True
 
+    def guard(self) -> None:
+        """The script outlives the loss of another rank of its group."""
+        self.session.guard()
+
     def void(self, error: Exception) -> bool:
         """Whether ``error`` came out of user code because a rank of this group was lost and is replaced. Then nothing
         is left of what that code did: the group takes the state of its peers."""

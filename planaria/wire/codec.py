@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from planaria.core.messages import (
     Adopted,
+    Cast,
     Desired,
     Died,
     Drain,
@@ -358,6 +359,9 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(resume=pb.Resume(reason=clip(reason), run=encode_quorum_id(run)))
         case Regroup(member, port):
             return pb.Order(regroup=pb.Regroup(member=encode_member(member), port=_port(port)))
+        case Cast(member, rank, environ):
+            facts = encode_facts(environ, "an environment")
+            return pb.Order(cast=pb.Cast(member=encode_member(member), rank=checks.rank(rank), environ=facts))
         case _:
             assert_never(order)
 
@@ -387,6 +391,9 @@ def _order_in(message: pb.Order) -> Order:
             return Resume(text(message.resume.reason, "a reason"), decode_quorum_id(message.resume.run))
         case "regroup":
             return Regroup(decode_member(message.regroup.member), _port(message.regroup.port))
+        case "cast":
+            member, rank = decode_member(message.cast.member), checks.rank(message.cast.rank)
+            return Cast(member, rank, decode_facts(message.cast.environ, "an environment"))
         case _:
             raise ProtocolError("an order of no known kind; is the lighthouse of a newer version?")
 

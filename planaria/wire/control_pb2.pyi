@@ -265,7 +265,7 @@ class Suspected(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup")
+    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup", "cast")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +275,7 @@ class Order(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     REGROUP_FIELD_NUMBER: _ClassVar[int]
+    CAST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     publish: Publish
     refuse: Refuse
@@ -284,7 +285,8 @@ class Order(_message.Message):
     stop: Stop
     resume: Resume
     regroup: Regroup
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ...) -> None: ...
+    cast: Cast
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ..., cast: _Optional[_Union[Cast, _Mapping[str, object]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "protocol", "lives")
@@ -355,6 +357,16 @@ class Regroup(_message.Message):
     member: Member
     port: int
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., port: _Optional[int] = ...) -> None: ...
+
+class Cast(_message.Message):
+    __slots__ = ("member", "rank", "environ")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ENVIRON_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    rank: int
+    environ: _containers.RepeatedCompositeFieldContainer[Fact]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ..., environ: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("at", "kind", "text", "group", "data")
