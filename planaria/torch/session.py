@@ -8,6 +8,7 @@ on it (see ``rounds``), so the steppers of a group's ranks never come to differ.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -43,6 +44,7 @@ from planaria.torch.control import Control
 from planaria.torch.records import decode_standing, encode_standing
 from planaria.torch.rounds import Note, agreed
 from planaria.torch.settings import Settings
+from planaria.torch.stuck import end_if_asleep
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import ProgressPage
 
@@ -85,6 +87,8 @@ class Session:
         self._broken: dict[QuorumId, str] = {}  # likewise
         self._stop = False
         self._regroup: Regroup | None = None  # not carried out yet
+        self._shard_seconds = 0.0  # what the group needed for a shard lately
+        self._phase = Phase.STARTING
         self._introduce: Introduce
         self._failure: Exception | None = None
         self._closed = False
@@ -165,6 +169,14 @@ class Session:
             self._newest = self._urgent = NO_QUORUM
         self.communicators.rename(order.member)
         self.world.cut()
+        if not self.world.idle and self._phase is not Phase.APPLYING:  # there, user code may wait for anything
+            where = self.settings.where
+            text = f"{where}: a collective that lost a rank of the group with its connections does not end"
+            still = functools.partial(self._has_not_seen, order)
+            end_if_asleep(threading.main_thread(), still, self._shard_seconds, text)
+
+    def _has_not_seen(self, order: Regroup) -> bool:
+        return self._regroup is order and not self._closed
 
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
         if self._closed:
@@ -206,6 +218,7 @@ class Session:
         except RuntimeError as error:
             self._bereaved(error)
         self._take_in(outcome)
+        self._shard_seconds = outcome.seconds or self._shard_seconds
         if not outcome.ok and target is not None:
             self._do(self.stepper.broken(target.id, "what its group did under it failed at one of its ranks"))
         return outcome
@@ -432,6 +445,7 @@ class Session:
         self._do(step(self.stepper))
 
     def show(self, phase: Phase, shard: int = -1) -> None:
+        self._phase = phase
         if self.page is not None:
             self.page.set_phase(phase, shard)
 

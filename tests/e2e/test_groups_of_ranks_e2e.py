@@ -17,8 +17,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "parallel.py"
 LAYOUTS = {"fsdp": 2, "tp": 2, "pp": 2, "fsdp-tp": 4}
 
 
-def start(directory: Path, layout: str, *words: str, groups: int = 2) -> Run:
-    options = ("--nproc-per-group", str(LAYOUTS[layout]), "--device", "cpu")
+def start(directory: Path, layout: str, *words: str, groups: int = 2, more: tuple[str, ...] = ()) -> Run:
+    options = ("--nproc-per-group", str(LAYOUTS[layout]), "--device", "cpu", *more)
     return Run(directory, layout, *words, groups=groups, options=options, script=SCRIPT)
 
 

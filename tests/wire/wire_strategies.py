@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planaria.core.messages import (
     Adopted,
+    Cast,
     Desired,
     Died,
     Drain,
@@ -102,6 +103,7 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Stop, texts),
     st.builds(Resume, texts, quorum_ids),
     st.builds(Regroup, members, st.integers(1, 65535)),
+    st.builds(Cast, members, ranks, facts),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
 group_statuses = st.builds(
