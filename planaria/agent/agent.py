@@ -20,6 +20,7 @@ from planaria.agent.ends import Ends
 from planaria.agent.events import EventLog
 from planaria.agent.link import Link
 from planaria.agent.lives import Failure, Life, Lives
+from planaria.agent.moves import Moves
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
@@ -113,6 +114,7 @@ class Agent:
         self.orders = Orders(self)
         self.ends = Ends(self)
         self.standbys = Standbys(self)
+        self.moves = Moves(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
@@ -326,6 +328,7 @@ class Agent:
             self._conclude_stop()
         else:
             self._act(now)
+            self.moves.tick()
             self.standbys.tick(now)
 
     def _commits(self, member: Member) -> list[tuple[int, int]]:

@@ -37,6 +37,7 @@ class Life:
     left_out: bool = False  # of the newest quorum that it was told of
     suspected_since: float | None = None
     suspicion: str = ""
+    moving: RankLife | None = None  # it is to leave in order, and another process to take its place
     suspect: RankLife | None = None  # whom the newest suspicion was about
     founder: bool = True  # it looked for a checkpoint, so the job may begin with its state
     being_killed: str = ""  # the reason why the agent ends it

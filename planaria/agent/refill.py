@@ -25,39 +25,46 @@ if TYPE_CHECKING:
 _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 
-def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
-    """Do it, if it can be done: if the other ranks live and outlive this (see Step.guard), and another group has the
-    state. A group that was lost before it took part in a step is not worth it, and bad input ends more than a rank."""
+def movable(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether the group can do without ``lost`` and take in another process: if its other ranks live and outlive this
+    (see Step.guard), and another group has the state. A group that was lost before it took part in a step is not worth
+    it."""
     others = [rank for rank in life.ranks if rank is not lost]
     for rank in others:
         rank.read()
     usable = life.state is GroupState.RUNNING and life.settled and not life.being_killed and not agent.ending
-    usable = usable and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
     guarded = all(rank.view is not None and rank.view.guarded for rank in others)
-    if not (others and usable and alive and guarded and agent.others_hold_the_state()):
+    return usable and alive and guarded and agent.others_hold_the_state()
+
+
+def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Do it, if it can be done, by a standby if there is one. Bad input ends more than a rank."""
+    standby = agent.standbys.take(lost.rank)
+    worth_it = len(life.ranks) > 1 or standby is not None  # a group of one is as soon started again
+    if not worth_it or lost.returncode == EXIT_BAD_INPUT or not movable(agent, life, lost):
         return False
     newer = Member(life.member.group, life.member.incarnation + 1)
-    standby = agent.standbys.take(lost.rank)
     port = agent.engine.regroup(life.member, newer, lost.rank, standby.number if standby is not None else None)
     if port is None:
         return False
     _link(agent.assignment.directory, life.member, newer, lost.rank, len(life.ranks))
     now = time.monotonic()
     _note_the_end(agent, life, lost, now)
-    agent.replacements.append(now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
     successor = agent.lives.begin(newer, places, now)
     successor.founder, successor.run = False, agent.orders.run
+    others = [rank for rank in life.ranks if rank is not lost]
     for rank in others:
         successor.ranks[rank.rank] = rank
     agent.hub.regroup(life.member, newer, lost.rank, port)
-    kept = ", ".join(str(rank.rank) for rank in others)
-    text = f"rank {lost.rank} of group {newer.group} is replaced under its living rank{'s' * (len(others) > 1)} {kept}"
+    text = f"another process takes the place of rank {lost.rank} of group {newer.group}"
     if standby is not None:
         agent.standbys.taken(standby, newer, lost.rank)
         agent.started(Started(newer, standby.pid, lost.rank))
-        text += f", by {standby.member}"
+        text = f"{standby.member} takes the place of rank {lost.rank} of group {newer.group}"
+    if others:
+        text += f" under its living rank{'s' * (len(others) > 1)} " + ", ".join(str(rank.rank) for rank in others)
     agent.events.add("regroup", text, newer.group, {"incarnation": newer.incarnation, "rank": lost.rank})
     return True
 
@@ -65,12 +72,17 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
 def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
     lost.last_look()
     life.state, life.ended, life.exit_code = GroupState.DEAD, now, lost.code
+    facts = {"incarnation": life.member.incarnation, "state": life.state.value, "exit_code": lost.code}
+    facts |= {"rank": lost.rank, "step": life.step}
+    if life.moving is lost:
+        agent.events.add("exit", f"rank {lost.rank} of {life.member} has left", life.member.group, facts)
+        return
+    agent.replacements.append(now)
     agent.recoveries.died(life.member, life.fell_under, life.fell_ns)
     failure = failure_of(life, lost)
     agent.failures.append(failure)
-    facts = {"state": life.state.value, "exit_code": lost.code, "rank": lost.rank, "step": life.step}
     text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
-    agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
+    agent.events.add("exit", text, life.member.group, facts)
 
 
 def _link(directory: Path, older: Member, newer: Member, lost: int, ranks: int) -> None:

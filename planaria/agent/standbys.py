@@ -44,7 +44,7 @@ class Standbys:
         self._next = 0
         self._failures = 0  # in a row
         self._due = 0.0  # no earlier one is started
-        self._given_up = False
+        self.given_up = False  # the script cannot have any
 
     @property
     def warm(self) -> int:
@@ -53,13 +53,15 @@ class Standbys:
     def tick(self, now: float) -> None:
         """Start what is missing; but groups that come (or come back) are to train as soon as they can."""
         agent, lives = self._agent, self._agent.lives.alive()
-        if self._given_up or agent.ending or now < self._due or not lives or not all(x.settled for x in lives):
+        if self.given_up or agent.ending or now < self._due or not lives or not all(x.settled for x in lives):
             return
-        while len(self._living) < agent.assignment.standbys:
+        wanted = max(agent.assignment.standbys, min(agent.moves.waiting, 1))
+        while len(self._living) < wanted:
             tried = [each.rank for each in self._living.values()]
             rank = min(range(agent.assignment.ranks), key=lambda rank: (tried.count(rank), rank))
             if not agent.engine.prepare(self._next, rank):
-                return  # no device is free for it
+                agent.moves.give_up("no device is free for another process; give --standbys")
+                return
             self._living[self._next] = Standby(self._next, rank)
             self._next += 1
 
@@ -104,10 +106,11 @@ class Standbys:
         if not standby.warm:
             self._failures += 1
         self._due = time.monotonic() + planning.backoff(agent.assignment.plan, self._failures)
-        self._given_up = change.returncode == EXIT_BAD_INPUT
+        self.given_up = change.returncode == EXIT_BAD_INPUT
         text = f"{change.member} {change.cause}: {said}" if said else f"{change.member} {change.cause}"
-        if self._given_up:
+        if self.given_up:
             text += "; there will be no standbys"
+            agent.moves.give_up("there are no standbys")
         agent.events.add("unprepared", text, data={"log": str(directory / "stderr.log")})
         agent.wake()
 

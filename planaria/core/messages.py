@@ -170,6 +170,13 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """The member is to be left out after the next commit: a rank of it moves. It comes back as a new incarnation."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class Suspected:
     """The agent sees no progress (stopped or hung). The process may still be there, and may come back."""
 
@@ -223,7 +230,9 @@ class Synced:
     """The agent has told everything that it knew when the stream opened."""
 
 
-Report = Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Saved | Died | Suspected
+Report = (
+    Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Saved | Died | Suspected | Leaving
+)
 
 
 # --- lighthouse -> agent (and through it, a member) -----------------------------------------------------------
@@ -294,6 +303,22 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Migrate:
+    """Have another process, on another device if there is one, take a rank's place. Nothing failed."""
+
+    group: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """From an agent to the ranks of a group, of which ``rank`` moves: when the group is left out of the quorum, the
+    others wait for a ``Regroup`` instead of ending."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Regroup:
     """From an agent to the ranks that are left of a group which has lost one: they go on as ``member``, its next
     incarnation, with a new process in the lost one's place. They meet at ``port`` of the group's master address."""
@@ -311,7 +336,7 @@ class Cast:
     environ: tuple[tuple[str, str], ...]
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Regroup | Cast
+Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Stay | Regroup | Cast
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

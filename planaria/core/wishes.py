@@ -6,7 +6,7 @@ import signal as signals
 from dataclasses import replace
 
 from planaria.core.founding import Founding
-from planaria.core.messages import Desired, Kill, Member
+from planaria.core.messages import Desired, Kill, Member, Migrate
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 
 
@@ -21,6 +21,25 @@ class Wishes(Founding):
             raise ValueError(f"group {group} is the only one that works; draining it would end the job")
         self._begin(now)
         self._start_draining(view)
+        return self._end()
+
+    def migrate(self, group: int, rank: int, now: float) -> list[Effect]:
+        """Have another process take the place of a rank of ``group``. Raises ValueError with a sentence if that cannot
+        be."""
+        self._needs_training()
+        view = self._need(group)
+        self._needs_rank(group, rank)
+        if not any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values()):
+            raise ValueError(
+                f"group {group} is the only one that holds the state, from which a rank that moves takes its"
+            )
+        if view.draining:
+            raise ValueError(f"group {group} is leaving already")
+        if not self.seen.agents[view.agent].connected:
+            raise ValueError(f"nothing can be moved in group {group}: its agent {view.agent} is out of reach")
+        self._begin(now)
+        self._event("move", f"an operator moves rank {rank} of group {group}", group)
+        self._send(view.agent, Migrate(group, rank))
         return self._end()
 
     def scale(self, groups: int, now: float) -> list[Effect]:
@@ -68,10 +87,8 @@ class Wishes(Founding):
         """Have ``signal`` sent to the group's processes, or to one rank's. Raises ValueError with a sentence if there
         is no such rank, or nobody in reach who could send it."""
         view = self._need(group)
-        ranks = self.spec.ranks if self.spec is not None else 1
-        if rank is not None and not 0 <= rank < ranks:
-            known = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
-            raise ValueError(f"group {group} of job {self.job} has no rank {rank}; it has {known}")
+        if rank is not None:
+            self._needs_rank(group, rank)
         if not self.seen.agents[view.agent].connected:
             raise ValueError(
                 f"group {group} cannot be sent a signal: its agent {view.agent} is out of reach "
@@ -91,6 +108,12 @@ class Wishes(Founding):
             state = "" if view is None else f", it is {view.state.value}"
             raise ValueError(f"job {self.job} has no running group {group}{state} (running: {running or 'none'})")
         return view
+
+    def _needs_rank(self, group: int, rank: int) -> None:
+        ranks = self.spec.ranks if self.spec is not None else 1
+        if not 0 <= rank < ranks:
+            known = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
+            raise ValueError(f"group {group} of job {self.job} has no rank {rank}; it has {known}")
 
     def _goes_on(self) -> None:
         if self.stopped:

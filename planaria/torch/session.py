@@ -33,6 +33,7 @@ from planaria.core.messages import (
     Regroup,
     Report,
     Standing,
+    Stay,
     Stop,
 )
 from planaria.core.stepper import Stepper
@@ -87,6 +88,7 @@ class Session:
         self._broken: dict[QuorumId, str] = {}  # likewise
         self._stop = False
         self._regroup: Regroup | None = None  # not carried out yet
+        self.stays = False  # another rank of the group moves: that the group is left out ends this one not
         self._shard_seconds = 0.0  # what the group needed for a shard lately
         self._phase = Phase.STARTING
         self._introduce: Introduce
@@ -143,6 +145,8 @@ class Session:
                 pass  # the planned quorum without this member follows
             case Regroup():
                 self._lose_a_rank(order)
+            case Stay():
+                self.stays = order.rank != self.world.rank
             case _:
                 pass  # for the agent, not for a rank
         self.bell.ring()
@@ -308,6 +312,13 @@ class Session:
         late.cancel()
         return self.bereaved
 
+    def await_move(self) -> None:
+        """The group is left out until the rank that moves has left it, and another process is there."""
+        self.show(Phase.PARKED)
+        self.bell.wait(lambda: self.bereaved or self._failure is not None, lambda: False)
+        if self._failure is not None:
+            raise self._failure
+
     def rejoin(self) -> None:
         """Meet the ranks of the group again, one of which is new, and ask to be taken in as its next incarnation."""
         self.show(Phase.FORMING)
@@ -315,7 +326,7 @@ class Session:
             with self._lock:
                 order, self._regroup = self._regroup, None
             assert order is not None
-            self.member = order.member
+            self.member, self.stays = order.member, False
             try:
                 self.world.renew(order.port, str(order.member), self.bell, lambda: self.bereaved or bool(self._failure))
                 report = self._ready(joins=True)

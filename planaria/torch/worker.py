@@ -128,7 +128,11 @@ class Worker:
     def _advance(self) -> core.Action:
         while True:
             try:
-                return self.session.advance(self._transfer)
+                action = self.session.advance(self._transfer)
+                if not (isinstance(action, core.Leave) and action.drained and self.session.stays):
+                    return action
+                self.session.await_move()
+                raise Bereaved
             except Bereaved:
                 # Between steps, where nothing of user code is under way: a rank that is new takes no part in that.
                 self._give_up()

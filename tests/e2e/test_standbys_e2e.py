@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -76,3 +77,34 @@ def test_a_script_without_a_guard_has_no_use_for_standbys(tmp_path: Path, unhurt
         run.settled(2, beyond=run.watch.step + 3)
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt("fsdp")} and len(run.events("unprepared")) == 1
+
+
+@pytest.mark.parametrize(("layout", "more"), [("fsdp", ONE), ("fsdp-tp", ())])
+def test_ranks_move(tmp_path: Path, unhurt: Callable[[str], str], layout: str, more: tuple[str, ...]) -> None:
+    """Without standbys, one is prepared for the move."""
+    ranks = LAYOUTS[layout]
+    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01", more=more) as run:
+        for incarnation, moves in enumerate([ranks - 1, 0]):  # 0 hosts both rendezvous, and speaks for its group
+            before = pids(run, 1, incarnation, ranks)
+            done = run.operate("migrate", "1", "--rank", str(moves))
+            assert done.returncode == 0, done.stderr
+            after = pids(run, 1, incarnation + 1, ranks)
+            assert {rank for rank in before if before[rank] == after[rank]} == set(range(ranks)) - {moves}, run.log()
+        refused = run.operate("migrate", "1", "--rank", str(ranks))
+        assert refused.returncode == 2 and f"has no rank {ranks}" in refused.stderr
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(layout)}, run.log()
+        # Planned: nobody was interrupted, and no shard was computed for somebody else.
+        assert (
+            not run.events("lost")
+            and not run.events("recovered")
+            and not json.loads((tmp_path / "run" / "summary.json").read_text())["failures"]
+        )
+
+
+def test_the_only_group_cannot_move_ranks(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", groups=1) as run:
+        run.settled(1)
+        refused = run.operate("migrate", "0")
+        assert refused.returncode == 2 and "the only one that holds the state" in refused.stderr
+        assert run.end() == 0, run.log()

@@ -19,7 +19,9 @@ from planaria.core.messages import (
     Hello,
     JobSpec,
     Kill,
+    Leaving,
     Member,
+    Migrate,
     Order,
     Phase,
     Policy,
@@ -34,6 +36,7 @@ from planaria.core.messages import (
     Report,
     Resume,
     Saved,
+    Stay,
     Stop,
     Suspected,
     Synced,
@@ -91,6 +94,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Finished, members, counts, texts),
     st.builds(Saved, members, counts, floats, texts),
     st.builds(Died, members, texts),
+    st.builds(Leaving, members),
     st.builds(Suspected, members, texts),
 )
 orders: st.SearchStrategy[Order] = st.one_of(
@@ -104,6 +108,8 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Resume, texts, quorum_ids),
     st.builds(Regroup, members, st.integers(1, 65535)),
     st.builds(Cast, members, ranks, facts),
+    st.builds(Migrate, groups, ranks),
+    st.builds(Stay, ranks),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
 group_statuses = st.builds(
