@@ -102,7 +102,7 @@ class Ends:
             self._lose(life, rank)
         elif _bad(change) and not rank.killed:
             self._lose(life, rank)
-        if all(rank.over for rank in life.ranks):
+        if self._agent.lives.of(life.member) is life and all(rank.over for rank in life.ranks):
             self._conclude(life)
 
     def _lose(self, life: Life, lost: RankLife) -> None:

@@ -45,6 +45,11 @@ class Launch:
         """Of every group, on this node."""
         return range(self.node * self.nproc, (self.node + 1) * self.nproc)
 
+    @property
+    def world(self) -> int:
+        """Ranks of every group."""
+        return self.nproc * self.nnodes
+
     def directory_of(self, member: Member, rank: int = 0) -> Path:
         return directory_of(self.directory, member, rank)
 
@@ -81,7 +86,7 @@ class Launch:
         """
         env = self.common_env() | self.own_env(member, rank, port)
         env |= {
-            "WORLD_SIZE": str(self.nproc * self.nnodes),
+            "WORLD_SIZE": str(self.world),
             "LOCAL_WORLD_SIZE": str(self.nproc),
             "GROUP_RANK": str(self.node),
             "MASTER_ADDR": self.master,

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from planaria.agent.forkserver import ForkRequest
@@ -20,7 +20,7 @@ from planaria.engines.launch import Launch
 
 Rank = tuple[Member, int]
 
-# What tells a process that it comes to a group whose other ranks live.
+# What tells a process that it comes to a group whose other ranks live, and to groups that hold the state.
 _TAKING_A_PLACE = {"PLANARIA_RESUME": "0", "PLANARIA_JOINS": "1", "PLANARIA_STANDBY": ""}
 
 
@@ -113,14 +113,13 @@ class LocalEngine:
         if any((life := self._lives.get((member, each))) is None or not life.pid or life.dying for each in others):
             return None
         held = _hold_port()
-        shared = self._shared[newer] = replace(
-            self._shared[member], port=int(held.getsockname()[1]), held=held, founder=False
-        )
+        gpus = self._shares.env(member.group, {other.group for other in self._shared})
+        shared = self._shared[newer] = _Shared(int(held.getsockname()[1]), held, gpus, founder=False)
         loop = asyncio.get_running_loop()
         for each in others:
             life = self._lives[newer, each] = self._lives.pop((member, each))
             loop.add_reader(life.pidfd, self._gone, newer, each)  # takes the place of the older one
-        if not any(other == member for other, _ in self._lives):
+        if member in self._shared and not any(other == member for other, _ in self._lives):
             self._leave(member)
         if standby is None:
             self._lives[newer, rank] = _Life(joins=True)
@@ -147,6 +146,7 @@ class LocalEngine:
         directory = self._launch.directory_of(member, rank)
         directory.mkdir(parents=True, exist_ok=True)
         env = self._launch.own_env(member, rank, self._shared[member].port) | _TAKING_A_PLACE
+        env["PLANARIA_JOINS"] = str(int(self._launch.world > 1))
         if self._shares.any:
             env["LOCAL_RANK"] = "0"  # it sees one GPU
         return env

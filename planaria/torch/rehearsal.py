@@ -79,7 +79,7 @@ class Rehearsal:
 
     def end(self) -> None:
         self._store.release()
-        if not self.guarded:
+        if not self.guarded and self._world.size > 1:
             raise UsageError(
                 "standbys take the place of single ranks, for which the script must put the body of its loop under "
                 "`with step.guard():`"
@@ -114,7 +114,7 @@ def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
         opened = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, 1 if stream is sys.stdout else 2)
         os.close(opened)
-    if cast.rank != settings.rank:
+    if cast.rank != settings.rank or world.size == 1:  # a group of one has no ranks to meet: it starts as any other
         _forget(world)
         raise Recast
     return replace(settings, member=cast.member, directory=directory, standby=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Run
+from tests.e2e.harness import Run, alone
 from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, start
 from tests.e2e.test_lost_ranks_e2e import pids
 
@@ -100,6 +100,19 @@ def test_ranks_move(tmp_path: Path, unhurt: Callable[[str], str], layout: str, m
             and not run.events("recovered")
             and not json.loads((tmp_path / "run" / "summary.json").read_text())["failures"]
         )
+
+
+def test_groups_of_one(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", groups=2, options=ONE) as run:
+        standby = warm(run, 1)
+        run.signal(1)
+        assert pids(run, 1, 1, 1) == {0: standby}, run.log()
+        standby = warm(run, 2)
+        assert run.operate("migrate", "0").returncode == 0
+        assert pids(run, 0, 1, 1) == {0: standby}, run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {alone(tmp_path / "alone")}, run.log()
+        assert len(run.events("recovered")) == 1 and len(run.events("exit")) == 4
 
 
 def test_the_only_group_cannot_move_ranks(tmp_path: Path) -> None:
