@@ -24,24 +24,30 @@ if TYPE_CHECKING:
 _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 
+def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether the other ranks live and outlive this (see Step.guard), and another group has the state. A group that was
+    lost before it took part in a step is not worth it, and bad input ends more than a rank."""
+    others = [rank for rank in life.ranks if rank is not lost]
+    usable = life.state is GroupState.RUNNING and life.settled and not agent.ending
+    usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
+    alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
+    guarded = all(rank.guarded for rank in others)
+    return bool(others) and usable and alive and guarded and agent.others_hold_the_state()
+
+
 def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
-    """Do it, if it can be done: if the other ranks live and outlive this (see Step.guard), and another group has the
-    state. A group that was lost before it took part in a step is not worth it, and bad input ends more than a rank."""
+    """Do it, if it can be done."""
+    now = time.monotonic()
     others = [rank for rank in life.ranks if rank is not lost]
     for rank in others:
-        rank.read()
-    usable = life.state is GroupState.RUNNING and life.settled and not life.being_killed and not agent.ending
-    usable = usable and lost.returncode != EXIT_BAD_INPUT
-    alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
-    guarded = all(rank.view is not None and rank.view.guarded for rank in others)
-    if not (others and usable and alive and guarded and agent.others_hold_the_state()):
+        rank.look(now)
+    if not can_refill(agent, life, lost):
         return False
     newer = Member(life.member.group, life.member.incarnation + 1)
     port = agent.engine.regroup(life.member, newer, lost.rank)
     if port is None:
         return False
     _link(agent.assignment.directory, life.member, newer, lost.rank, len(life.ranks))
-    now = time.monotonic()
     _note_the_end(agent, life, lost, now)
     agent.replacements.append(now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
@@ -49,6 +55,7 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     successor.founder, successor.run = False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank
+        rank.watch.pardon()
     agent.hub.regroup(life.member, newer, lost.rank, port)
     kept = ", ".join(str(rank.rank) for rank in others)
     text = f"rank {lost.rank} of group {newer.group} is replaced under its living rank{'s' * (len(others) > 1)} {kept}"

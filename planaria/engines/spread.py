@@ -11,7 +11,7 @@ import asyncio
 import signal
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from planaria.core.exits import EXIT_FAILED
@@ -247,12 +247,14 @@ class SpreadEngine:
 
 def sample_from(row: Iterable[int]) -> ProgressSample:
     """The inverse of ``sample_row``. ValueError or TypeError if it is none."""
-    phase, beat, control_beat, stopped = row
-    return ProgressSample(Phase(phase), int(beat), int(control_beat), bool(stopped))
+    phase, beat, control_beat, stopped, collectives, guarded = row
+    sample = ProgressSample(Phase(phase), int(beat), int(control_beat), bool(stopped))
+    return replace(sample, collectives=int(collectives), guarded=bool(guarded))
 
 
 def sample_row(sample: ProgressSample) -> list[int]:
-    return [sample.phase.value, sample.beat, sample.control_beat, int(sample.stopped)]
+    row = [sample.phase.value, sample.beat, sample.control_beat, int(sample.stopped)]
+    return [*row, sample.collectives, int(sample.guarded)]
 
 
 def _nodes(numbers: Sequence[int]) -> str:

@@ -114,6 +114,12 @@ class GroupWorld:
         self._links.renew(port, name, bell, cancelled)
         self.idle = False
 
+    def collectives(self) -> int:
+        """How many this rank has begun with the others of its group, all of which begin the same ones in the same
+        order; 0 if they do not. Any thread."""
+        alike = self._rounds is not None and not self.idle and self.shape.get("pp", 1) == 1
+        return self._links.collectives() if alike else 0
+
     def round(self, note: Note) -> list[Note]:
         """Everybody's note, by rank. Raises RuntimeError if a rank of the group is lost."""
         if self._rounds is None:

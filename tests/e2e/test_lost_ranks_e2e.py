@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,29 @@ def test_ranks_are_replaced_under_the_others(tmp_path: Path, unhurt: Callable[[s
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt(layout)}, run.log()
         assert len(run.events("regroup")) == 2 and len(run.events("lost")) == 2
+
+
+@pytest.mark.parametrize(("layout", "hung"), [("fsdp", 0), ("fsdp-tp", 2)])
+def test_a_stopped_rank_is_replaced(tmp_path: Path, unhurt: Callable[[str], str], layout: str, hung: int) -> None:
+    ranks = LAYOUTS[layout]
+    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01") as run:
+        before = pids(run, 1, 0, ranks)
+        run.signal(1, signal.SIGSTOP, rank=hung)
+        after = pids(run, 1, 1, ranks)
+        assert {rank for rank in before if before[rank] != after[rank]} == {hung}, run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(layout)}, run.log()
+
+
+def test_a_rank_that_hangs_is_told_from_one_that_waits_for_it(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    """All of its group compute, and none gets on."""
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", "--odd", "hangs") as run:
+        before = pids(run, 1, 0, 2)
+        after = pids(run, 1, 1, 2)
+        assert {rank for rank in before if before[rank] != after[rank]} == {1}, run.log()
+        assert "rank 1: no progress while computing a shard" in run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
 
 
 def test_another_rank_dies_while_one_is_replaced(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
