@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,11 +48,11 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     port = agent.engine.regroup(life.member, newer, lost.rank)
     if port is None:
         return False
-    _link(agent.assignment.directory, life.member, newer, lost.rank, len(life.ranks))
+    link(agent.assignment.directory, life.member, newer, [rank.rank for rank in others if not rank.away])
     _note_the_end(agent, life, lost, now)
     agent.replacements.append(now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
-    successor = agent.lives.begin(newer, places, now)
+    successor = agent.lives.begin(newer, places, now, agent.assignment.ranks_here)
     successor.founder, successor.run = False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank
@@ -74,13 +75,11 @@ def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
     agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
 
 
-def _link(directory: Path, older: Member, newer: Member, lost: int, ranks: int) -> None:
-    """Have what the living ranks write be found in the new incarnation's directory too."""
+def link(directory: Path, older: Member, newer: Member, ranks: Iterable[int]) -> None:
+    """Have what the living ranks of this node write be found in the new incarnation's directory too."""
     home = directory_of(directory, newer)
     home.mkdir(parents=True, exist_ok=True)
-    for rank in range(ranks):
-        if rank == lost:
-            continue
+    for rank in ranks:
         before = directory_of(directory, older, rank)
         names = [""] if rank else [name for name in _OF_RANK_0 if (before / name).exists()]
         for name in names:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from planaria.agent.forkserver import ForkRequest
@@ -102,23 +102,29 @@ class LocalEngine:
             elif life is not None:
                 life.signals += (signum,)
 
-    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
-        others = [each for each in self._launch.ranks if each != rank]
-        if any((life := self._lives.get((member, each))) is None or not life.pid or life.dying for each in others):
+    def regroup(self, member: Member, newer: Member, rank: int, port: int | None = None) -> int | None:
+        """``port``: as in ``create``; the master node has made sure of all ranks, but some may have ended since."""
+        kept = [each for each in self._launch.ranks if each != rank]
+        others = {each: life for each in kept if (life := self._lives.get((member, each))) is not None}
+        whole = len(others) == len(kept) and all(life.pid and not life.dying for life in others.values())
+        if port is None and not whole:
             return None
-        held = _hold_port()
-        shared = self._shared[newer] = replace(
-            self._shared[member], port=int(held.getsockname()[1]), held=held, founder=False
-        )
+        held = _hold_port() if port is None else None
+        if held is not None:
+            port = int(held.getsockname()[1])
+        living = {other.group for other in self._shared}
+        self._shared[newer] = _Shared(port or 0, held, self._shares.env(newer.group, living), founder=False)
         loop = asyncio.get_running_loop()
-        for each in others:
-            life = self._lives[newer, each] = self._lives.pop((member, each))
+        for each, life in others.items():
+            self._lives[newer, each] = self._lives.pop((member, each))
             loop.add_reader(life.pidfd, self._gone, newer, each)  # takes the place of the older one
-        if not any(other == member for other, _ in self._lives):
-            self._leave(member)
-        self._lives[newer, rank] = _Life(joins=True)
-        self._forks[newer, rank] = loop.create_task(self._fork(newer, rank))
-        return shared.port
+        if rank in self._launch.ranks:
+            self._lives[newer, rank] = _Life(joins=True)
+            self._forks[newer, rank] = loop.create_task(self._fork(newer, rank))
+        for one in (member, newer):
+            if one in self._shared and not any(other == one for other, _ in self._lives):
+                self._leave(one)
+        return port
 
     def look(self, member: Member) -> None:
         for rank in self._launch.ranks:

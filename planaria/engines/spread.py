@@ -105,7 +105,20 @@ class SpreadEngine:
                 node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
 
     def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
-        return None
+        kept = [(node, each) for node in self._nodes.values() for each in self._ranks_of(node.number) if each != rank]
+        if self._missing() or not all(node.alive.get((member, each)) for node, each in kept):
+            return None
+        port = self._local.regroup(member, newer, rank)
+        if port is None:
+            return None
+        for node, each in kept:
+            node.alive[newer, each] = node.alive.pop((member, each))
+        for node in self._nodes.values():
+            if rank in self._ranks_of(node.number):
+                node.alive[newer, rank] = 0
+            word: Word = {"regroup": [member.group, member.incarnation], "newer": newer.incarnation}
+            node.stream.send({**word, "rank": rank, "port": port})
+        return port
 
     def look(self, member: Member) -> None:
         self._local.look(member)  # the other nodes look for themselves
@@ -225,10 +238,11 @@ class SpreadEngine:
                     node.alive[Member(group, incarnation), rank] = pid
                     self._tell(Started(Member(group, incarnation), pid, rank))
             case {"dying": [int(group), int(incarnation)], "rank": int(rank), "code": int(code), "cause": str(cause)}:
-                if (Member(group, incarnation), rank) in node.alive:
-                    self._tell(Dying(Member(group, incarnation), code, cause, rank))
+                member = _meant(node, Member(group, incarnation), rank)
+                if (member, rank) in node.alive:
+                    self._tell(Dying(member, code, cause, rank))
             case {"ended": [int(group), int(incarnation)], "rank": int(rank), "code": code, "cause": str(cause)}:
-                member = Member(group, incarnation)
+                member = _meant(node, Member(group, incarnation), rank)
                 if node.alive.pop((member, rank), None) is not None:
                     remains = Remains(dict(word["error"]), Path(f"{node.name}:{word['log']}"))
                     self._tell(Ended(member, None if code is None else int(code), cause, rank, remains))
@@ -243,6 +257,15 @@ class SpreadEngine:
                 self.asked_to_stop(signum)
             case _:
                 raise ProtocolError(f"a word of no known kind: {', '.join(word)}")
+
+
+def _meant(node: _Node, member: Member, rank: int) -> Member:
+    """Whose rank a word of ``node`` is about: it may have been on its way when the rank became a newer member's."""
+    if (member, rank) not in node.alive:
+        for other, each in node.alive:
+            if each == rank and other.group == member.group and other.incarnation > member.incarnation:
+                return other
+    return member
 
 
 def sample_from(row: Iterable[int]) -> ProgressSample:

@@ -141,7 +141,7 @@ class InGroup:
         if kind + 2 > _KINDS:
             raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
         if rank == 0:
-            self._store = RendezvousStore(_host(), port)
+            self._store = RendezvousStore(os.environ["MASTER_ADDR"], port)
         store = self._reach(f"{os.environ['MASTER_ADDR']}:{port}", cancelled)
         for group, ranks, number in _groups():
             names = [f"rank {each} of {name}" for each in ranks]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Run
-from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, start
+from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, SCRIPT, start
 
 pytestmark = pytest.mark.e2e
 
@@ -84,6 +86,39 @@ def test_another_rank_dies_while_one_is_replaced(tmp_path: Path, unhurt: Callabl
         pids(run, 1, 2, 2)
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
+def test_ranks_on_two_nodes(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def node(number: int) -> Run:
+        options = ("--nnodes", "2", "--node-rank", str(number), "--group-addr", address, "--device", "cpu")
+        words = ("fsdp", "--guard", "--pause", "0.01")
+        return Run(tmp_path / f"run{number}", *words, groups=2, options=options, script=SCRIPT)
+
+    def started(run: Run, group: int, incarnation: int) -> dict[int, int]:
+        """Pids by rank."""
+        facts = [event["data"] for event in run.events("start") if event["group"] == group]
+        return {fact["rank"]: fact["pid"] for fact in facts if fact["incarnation"] == incarnation}
+
+    with node(0) as near, node(1) as far:
+        near.settled(2)
+        os.kill(started(near, 1, 0)[1], signal.SIGKILL)  # far from the agent
+        near.incarnation(1, 1)
+        near.settled(2, beyond=near.watch.step)
+        os.kill(started(near, 0, 0)[0], signal.SIGKILL)  # the host of both rendezvous, and the one that speaks
+        near.incarnation(0, 1)
+        near.settled(2, beyond=near.watch.step)
+        assert set(started(near, 1, 1)) == {1} and set(started(near, 0, 1)) == {0}, near.log()
+        for pid in (started(near, 1, 0)[0], started(near, 1, 1)[1]):  # one is regrouped, and is dead already
+            os.kill(pid, signal.SIGKILL)
+        near.incarnation(1, 2)
+        near.settled(2, beyond=near.watch.step)
+        (far.directory / "release").touch()
+        assert (near.end(), far.end()) == (0, 0), near.log() + far.log()
+        assert near.digests() == {unhurt("fsdp")}, near.log()
 
 
 @pytest.mark.parametrize("words", [("fsdp",), ("pp", "--guard")])
