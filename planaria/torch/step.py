@@ -69,7 +69,7 @@ class Step:
                         loss_fn(model(batch)).backward()
                     optimizer.step()
         """
-        self._worker.session.guard()
+        self._worker.guard()
         try:
             yield
         except Exception as error:

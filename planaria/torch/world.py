@@ -152,8 +152,7 @@ class GroupWorld:
             # From the environment, as torchrun's scripts have it: MASTER_ADDR and MASTER_PORT.
             store = HashStore() if self.idle else None
             dist.init_process_group(self._backend(), store=store, rank=self.rank, world_size=self.size)
-            # A new stage of a pipeline would begin with words to its neighbours that they do not expect any more.
-            self.renewable = self._replaceable and self.shape.get("pp", 1) == 1
+            self.renewable = self._replaceable
         if (dist.get_rank(), dist.get_world_size()) != (self.rank, self.size):
             raise UsageError(
                 f"{where}: the script's process group has rank {dist.get_rank()} of {dist.get_world_size()}, but this "
