@@ -3,9 +3,10 @@ planned move of a rank costs. With and without standbys.
 
     python bench/losses.py --times 5
 
-Everything is read from what the run itself writes down: progress pages and events. *Pause*: the longest time between two
-commits of the groups that were not hurt (of all, where none is left unhurt). *Whole again*: from the blow to the first
-commit in which every group has a part; for a move, how long the group was away. The length of a healthy step is in both.
+Everything is read from what the run itself writes down: progress pages and events. *Pause*: the longest time between
+two commits of the groups that were not hurt (of all, where none is left unhurt). *Whole again*: from the blow to the
+first commit in which every group has a part; for a move, how long the group was away. The length of a healthy step is
+in both.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from planaria.agent.moves import Moves
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
+from planaria.agent.refill import can_refill
 from planaria.agent.standbys import Standbys
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
@@ -369,15 +370,26 @@ class Agent:
                 case planning.Kill():
                     life = self.lives.groups[action.group]
                     if not life.being_killed and life.first_bad is None:
-                        life.being_killed = action.reason + (f" ({life.suspicion})" if life.suspicion else "")
-                        self.events.add("kill", f"{life.member} is killed: {life.being_killed}", action.group)
-                        self._delete(life, signal.SIGKILL)
+                        self._kill(life, action.reason)
                 case planning.Drain():
                     self.orders.ask_drain(action.group)
                 case planning.Finish():
                     trained = self.committed or self.lives.trained
                     empty = action.exit_code == 0 and not trained
                     self.finish(action.exit_code, "the script ended without taking a step" if empty else action.reason)
+
+    def _kill(self, life: Life, reason: str) -> None:
+        """All of it; or, if it is one rank that hangs and the others can go on without it, that one."""
+        one = life.suspect if life.suspected_since is not None and life.certain and not self.lives.complete else None
+        if one is not None and can_refill(self, life, one):
+            life.hung = one
+        life.being_killed = reason + (f" ({life.suspicion})" if life.suspicion else "")
+        who = f"{life.member}, rank {life.hung.rank}," if life.hung is not None else str(life.member)
+        self.events.add("kill", f"{who} is killed: {life.being_killed}", life.member.group)
+        if life.hung is not None:
+            self.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL, life.hung.rank)
+        else:
+            self._delete(life, signal.SIGKILL)
 
     def _observed(self) -> Observed:
         # Groups below the first one belong to other agents: for the plan their numbers are taken.
@@ -400,11 +412,12 @@ class Agent:
         life.founder, life.run = not self.others_hold_the_state(), self.orders.run
         self.engine.create(member.group, member.incarnation, life.founder)
 
-    def others_hold_the_state(self) -> bool:
+    def others_hold_the_state(self, than: Life | None = None) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""
         quorum = self.orders.quorum
         elsewhere = any(member.group not in self.lives.groups for member in quorum.members) if quorum else False
-        return elsewhere or any(life.adopted and not (life.fell or life.makes_way) for life in self.lives.alive())
+        here = [life for life in self.lives.alive() if life is not than]
+        return elsewhere or any(life.adopted and not (life.fell or life.makes_way) for life in here)
 
     def _delete(self, life: Life, signum: int) -> None:
         life.asked_to_end = life.asked_to_end or signum == signal.SIGTERM

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.agent.refill import movable
+from planaria.agent.refill import can_refill
 from planaria.core.messages import Leaving, Migrate, Stay
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Moves:
             if life is None or not life.alive:
                 del self._asked[group]  # whoever comes back needs no move
                 continue
-            if not agent.standbys.warm or not movable(agent, life, life.ranks[number]):
+            if not agent.standbys.warm or not can_refill(agent, life, life.ranks[number]):
                 continue  # what is missing now (the group heals, or starts again) may be there at the next look
             del self._asked[group]
             life.moving = life.ranks[number]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,38 +26,40 @@ if TYPE_CHECKING:
 _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 
-def movable(agent: Agent, life: Life, lost: RankLife) -> bool:
+def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     """Whether the group can do without ``lost`` and take in another process: if its other ranks live and outlive this
     (see Step.guard), and another group has the state. A group that was lost before it took part in a step is not worth
-    it."""
+    it, and bad input ends more than a rank."""
     others = [rank for rank in life.ranks if rank is not lost]
-    for rank in others:
-        rank.read()
-    usable = life.state is GroupState.RUNNING and life.settled and not life.being_killed and not agent.ending
+    usable = life.state is GroupState.RUNNING and life.settled and not agent.ending
+    usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
-    guarded = all(rank.view is not None and rank.view.guarded for rank in others)
-    return usable and alive and guarded and agent.others_hold_the_state()
+    guarded = all(rank.guarded for rank in others)
+    # A group of one is as soon started again.
+    return bool(others or agent.standbys.warm) and usable and alive and guarded and agent.others_hold_the_state(life)
 
 
 def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
-    """Do it, if it can be done, by a standby if there is one. Bad input ends more than a rank."""
-    standby = agent.standbys.take(lost.rank)
-    worth_it = len(life.ranks) > 1 or standby is not None  # a group of one is as soon started again
-    if not worth_it or lost.returncode == EXIT_BAD_INPUT or not movable(agent, life, lost):
+    """Do it, if it can be done, by a standby if there is one."""
+    now = time.monotonic()
+    others = [rank for rank in life.ranks if rank is not lost]
+    for rank in others:
+        rank.look(now)
+    if not can_refill(agent, life, lost):
         return False
     newer = Member(life.member.group, life.member.incarnation + 1)
+    standby = agent.standbys.take(lost.rank)
     port = agent.engine.regroup(life.member, newer, lost.rank, standby.number if standby is not None else None)
     if port is None:
         return False
-    _link(agent.assignment.directory, life.member, newer, lost.rank, len(life.ranks))
-    now = time.monotonic()
+    link(agent.assignment.directory, life.member, newer, [rank.rank for rank in others if not rank.away])
     _note_the_end(agent, life, lost, now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
-    successor = agent.lives.begin(newer, places, now)
+    successor = agent.lives.begin(newer, places, now, agent.assignment.ranks_here)
     successor.founder, successor.run = False, agent.orders.run
-    others = [rank for rank in life.ranks if rank is not lost]
     for rank in others:
         successor.ranks[rank.rank] = rank
+        rank.watch.pardon()
     agent.hub.regroup(life.member, newer, lost.rank, port)
     text = f"another process takes the place of rank {lost.rank} of group {newer.group}"
     if standby is not None:
@@ -85,13 +88,11 @@ def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
     agent.events.add("exit", text, life.member.group, facts)
 
 
-def _link(directory: Path, older: Member, newer: Member, lost: int, ranks: int) -> None:
-    """Have what the living ranks write be found in the new incarnation's directory too."""
+def link(directory: Path, older: Member, newer: Member, ranks: Iterable[int]) -> None:
+    """Have what the living ranks of this node write be found in the new incarnation's directory too."""
     home = directory_of(directory, newer)
     home.mkdir(parents=True, exist_ok=True)
-    for rank in range(ranks):
-        if rank == lost:
-            continue
+    for rank in ranks:
         before = directory_of(directory, older, rank)
         names = [""] if rank else [name for name in _OF_RANK_0 if (before / name).exists()]
         for name in names:

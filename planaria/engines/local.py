@@ -108,29 +108,37 @@ class LocalEngine:
             elif life is not None:
                 life.signals += (signum,)
 
-    def regroup(self, member: Member, newer: Member, rank: int, standby: int | None = None) -> int | None:
-        others = [each for each in self._launch.ranks if each != rank]
-        if any((life := self._lives.get((member, each))) is None or not life.pid or life.dying for each in others):
+    def regroup(
+        self, member: Member, newer: Member, rank: int, standby: int | None = None, port: int | None = None
+    ) -> int | None:
+        """``port``: as in ``create``; the master node has made sure of all ranks, but some may have ended since."""
+        kept = [each for each in self._launch.ranks if each != rank]
+        others = {each: life for each in kept if (life := self._lives.get((member, each))) is not None}
+        whole = len(others) == len(kept) and all(life.pid and not life.dying for life in others.values())
+        if port is None and not whole:
             return None
-        held = _hold_port()
-        gpus = self._shares.env(member.group, {other.group for other in self._shared})
-        shared = self._shared[newer] = _Shared(int(held.getsockname()[1]), held, gpus, founder=False)
+        held = _hold_port() if port is None else None
+        if held is not None:
+            port = int(held.getsockname()[1])
+        gpus = self._shares.env(newer.group, {other.group for other in self._shared})
+        shared = self._shared[newer] = _Shared(port or 0, held, gpus, founder=False)
         loop = asyncio.get_running_loop()
-        for each in others:
-            life = self._lives[newer, each] = self._lives.pop((member, each))
+        for each, life in others.items():
+            self._lives[newer, each] = self._lives.pop((member, each))
             loop.add_reader(life.pidfd, self._gone, newer, each)  # takes the place of the older one
-        if member in self._shared and not any(other == member for other, _ in self._lives):
-            self._leave(member)
-        if standby is None:
+        if standby is not None:
+            spare = Member(STANDBYS, standby)
+            life = self._lives[newer, rank] = self._lives.pop((spare, 0))
+            loop.add_reader(life.pidfd, self._gone, newer, rank)
+            self._shared.pop(spare)
+            shared.gpus = self._shares.give(newer.group, rank - self._launch.ranks.start, standby)
+        elif rank in self._launch.ranks:
             self._lives[newer, rank] = _Life(joins=True)
             self._forks[newer, rank] = loop.create_task(self._fork(newer, rank))
-            return shared.port
-        spare = Member(STANDBYS, standby)
-        life = self._lives[newer, rank] = self._lives.pop((spare, 0))
-        loop.add_reader(life.pidfd, self._gone, newer, rank)
-        self._shared.pop(spare)
-        shared.gpus = self._shares.give(newer.group, rank - self._launch.ranks.start, standby)
-        return shared.port
+        for one in (member, newer):
+            if one in self._shared and not any(other == one for other, _ in self._lives):
+                self._leave(one)
+        return port
 
     def prepare(self, number: int, rank: int) -> bool:
         gpus = self._shares.lend(number)

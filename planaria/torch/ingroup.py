@@ -88,6 +88,14 @@ class InGroup:
             lines.cut()
         return lines
 
+    def collectives(self) -> int:
+        """How many this process has begun with its peers since they were connected; 0 if its backends do not count.
+        Any thread."""
+        with self._lock, suppress(RuntimeError):  # no backend is put in place meanwhile
+            groups = [(group, device) for group, _, _ in _groups() for device in group._device_types]
+            return sum(int(group._get_backend(device)._get_sequence_number_for_group()) for group, device in groups)
+        return 0
+
     # --- a rank is lost ------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
@@ -137,19 +145,21 @@ class InGroup:
         if kind + 2 > _KINDS:
             raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
         if rank == 0:
-            self._store = RendezvousStore(_host(), port)
+            self._store = RendezvousStore(os.environ["MASTER_ADDR"], port)
         store = self._reach(f"{os.environ['MASTER_ADDR']}:{port}", cancelled)
         for group, ranks, number in _groups():
             names = [f"rank {each} of {name}" for each in ranks]
             prefix = PrefixStore(f"{name}/{','.join(map(str, ranks))}/{number}", store)
             timeout = self._timeouts.get((ranks, number), NEVER)
             host = self._host_group(prefix, ranks.index(rank), names, timeout)
-            _put(group, torch.device("cpu"), kind, host)
+            with self._lock:
+                _put(group, torch.device("cpu"), kind, host)
             for device in _devices(group, "cuda"):
                 options = c10d.ProcessGroupNCCL.Options()
                 options._timeout = timeout
                 nccl = c10d.ProcessGroupNCCL(PrefixStore("cuda", prefix), ranks.index(rank), len(ranks), options)
-                _put(group, device, kind + 1, nccl)
+                with self._lock:
+                    _put(group, device, kind + 1, nccl)
 
     def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:
         lines = self._new_lines()

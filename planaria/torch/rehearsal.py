@@ -33,6 +33,7 @@ from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
+from planaria.torch.unwinding import Pipelines, unwind
 from planaria.torch.world import GroupWorld
 
 
@@ -45,8 +46,10 @@ class Rehearsal:
     def __init__(self, settings: Settings, world: GroupWorld, state: ProtectedState, overlap: bool) -> None:
         self.metrics: dict[str, float] = {}
         self.guarded = False
+        self._pipelines: Pipelines | None = None
         self._settings = settings
         self._world = world
+        self._modules = state.modules
         named = [(name, p) for name, p in state.parameters() if p.requires_grad]
         self._layout = Layout([local_numel(p) for _, p in named])
         self._store = GradientStore(named, settings.shards, self._layout, overlap=overlap)
@@ -70,15 +73,19 @@ class Rehearsal:
 
     def guard(self) -> None:
         self.guarded = True
+        self._pipelines = self._pipelines or Pipelines()
 
     def void(self, error: Exception) -> bool:
         """Whatever the body did not like about numbers without a meaning, it is as warm as it gets."""
         traceback.print_exception(error)
+        unwind(self._modules)
         sys.stderr.write(f"planaria: {self._settings.member} could not try a whole step; it waits all the same\n")
         return True
 
     def end(self) -> None:
         self._store.release()
+        if self._pipelines is not None:
+            self._pipelines.rewind()
         if not self.guarded and self._world.size > 1:
             raise UsageError(
                 "standbys take the place of single ranks, for which the script must put the body of its loop under "

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -111,14 +112,17 @@ class Session:
             return
         if self.world.idle:
             # First, for its group may lose another rank while it waits for this one.
-            self._control = Control(self.settings.socket, self.page, self._on_order, self.settings.where)
+            self._control = self._listen(self.settings.socket)
             self._control.send(Present(self.member, self.world.rank))
             self._on_order(Regroup(self.member, int(os.environ["MASTER_PORT"])))
             self.rejoin()
             return
         report = self._ready(joins=False)
-        self._control = Control(self.settings.socket, self.page, self._on_order, self.settings.where)
+        self._control = self._listen(self.settings.socket)
         self._control.send(report if self.world.rank == 0 else Present(self.member, self.world.rank))
+
+    def _listen(self, path: Path) -> Control:
+        return Control(path, self.page, self._on_order, self.settings.where, self.world.collectives)
 
     def _ready(self, joins: bool) -> Ready:
         address = self._gather("" if self._store is None else self._store.address)[0]
