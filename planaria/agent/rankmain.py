@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import importlib.machinery
 import io
 import json
@@ -124,9 +125,13 @@ def _execute(request: ForkRequest, path: list[str]) -> bool:
     """Run the user's program; False if it must begin again."""
     try:
         _run_program(request, path)
+        return True
     except Recast:
-        return False
-    return True
+        pass
+    # Out of the handler, so that the traceback keeps nothing: what the script has made so far is in the way.
+    sys.modules["__main__"].__dict__.clear()
+    gc.collect()
+    return False
 
 
 def _run_program(request: ForkRequest, path: list[str]) -> None:

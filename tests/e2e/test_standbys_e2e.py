@@ -40,7 +40,7 @@ def warm(run: Run, count: int) -> int:
     return int(run.until(lambda: len(found()) >= count and found(), f"{count} warm standbys")[-1])
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "tp", "fsdp-tp"])
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "pp", "fsdp-tp"])
 def test_a_standby_takes_any_rank(tmp_path: Path, unhurt: Callable[[str], str], layout: str) -> None:
     ranks = LAYOUTS[layout]
     with start(tmp_path / "run", layout, "--guard", "--pause", "0.01", more=ONE) as run:
