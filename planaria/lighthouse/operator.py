@@ -53,8 +53,9 @@ class Operators(LighthouseServicer):
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
+            share = request.share if request.HasField("share") else None
             return (
-                lambda now: job.machine.drain(request.group, now),
+                lambda now: job.machine.drain(request.group, now, checks.clip(request.reason), share),
                 f"group {request.group} leaves after one of the next commits",
             )
 

@@ -1,0 +1,35 @@
+"""A planned move: a group leaves in order, after a commit, and goes on elsewhere if it can.
+
+The others hear of both in planned quorums, so nothing is interrupted, and nothing that it computed is thrown away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planaria.core.plan import GroupState
+
+if TYPE_CHECKING:
+    from planaria.agent.agent import Agent
+
+
+class NotMoved(Exception):
+    """A sentence for people. It may be possible later."""
+
+
+async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 1.0) -> str:
+    """Have ``group`` leave, and start again on other devices of its node if there are any that are well and free.
+
+    ``rank``: whose device is the cause, -1 if that is not known; the group leaves as a whole in any case.
+    ``share``: of the job's groups, which may be missing then; the lighthouse sees to it, for it knows all of them, and
+    that the last group which works never leaves. Returns what was done, in words. Raises NotMoved if nothing was.
+    """
+    life = agent.lives.groups.get(group)
+    if life is None or life.state is not GroupState.RUNNING or agent.ending:
+        raise NotMoved(f"group {group} is not at work")
+    life.comes_back = agent.engine.elsewhere(group)  # before the order to drain, which may come before the answer
+    refusal = await agent.link.drain(agent.assignment.spec.job, group, reason, share)
+    if refusal is not None:
+        life.comes_back = False
+        raise NotMoved(refusal)
+    return "drained; it starts again on other devices" if life.comes_back else "drained"
