@@ -18,6 +18,8 @@ from planaria.core.plan import GroupState
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
 
+_REFUSED = -2  # in place of a group's number
+
 
 @dataclass(frozen=True, slots=True)
 class HealthWatch:
@@ -147,8 +149,10 @@ class Health:
                 try:
                     done = await move(self._agent, group, verdict.reading.rank, reason, self._table.share)
                 except NotMoved as refusal:
-                    done = f"not drained: {refusal}"
-                self._tell(verdict, group, done)
+                    # Of all whom it may concern, one is enough to say so.
+                    self._tell(verdict, group, f"not drained: {refusal}", known_as=_REFUSED)
+                else:
+                    self._tell(verdict, group, done)
 
     # --- what is said ----------------------------------------------------------------------------------------
 
@@ -156,8 +160,9 @@ class Health:
         """Whether anything was said of it: then that may be why the GPU is nobody's now."""
         return any(key[:2] == (verdict.rule.name, verdict.reading.subject) for key in self._told)
 
-    def _tell(self, verdict: Verdict, group: int, fate: str) -> None:
-        reading, key = verdict.reading, (verdict.rule.name, verdict.reading.subject, group)
+    def _tell(self, verdict: Verdict, group: int, fate: str, known_as: int | None = None) -> None:
+        reading = verdict.reading
+        key = (verdict.rule.name, reading.subject, group if known_as is None else known_as)
         if self._told.get(key) == fate:
             return
         self._told[key] = fate

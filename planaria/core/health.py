@@ -59,7 +59,7 @@ SITE = "command."
 
 def signal_named(name: str) -> Signal | None:
     if name.startswith(SITE) and name != SITE:
-        return Signal(f"has {name.removeprefix(SITE)} of {{n}}, says the site's health command")
+        return Signal(f"shows {name.removeprefix(SITE)} = {{n}} in the site's health command")
     return SIGNALS.get(name)
 
 
