@@ -82,6 +82,8 @@ class Health:
                 log = self._agent.assignment.directory / "health.log"
                 tasks.create_task(self._here.run(log, self._agent.engine.placed, self.take, self._note))
                 tasks.create_task(self._watch_speed())
+        except Exception as error:  # a bug here must not go unseen, nor end the training
+            self._agent.events.add("health", f"nobody watches the health of this node any more: {error!r}")
         finally:
             if self._moving is not None:
                 self._moving.cancel()
@@ -90,7 +92,7 @@ class Health:
     def take(self, readings: Sequence[Reading]) -> None:
         """Readings of one node. Must be called on the event loop's thread."""
         self._since = self._since or time.strftime("%H:%M")
-        for verdict in self._watch.take(readings):
+        for verdict in self._watch.take([reading for reading in readings if self._counts(reading)]):
             if not verdict.bad:
                 self._well_again(verdict)
             elif verdict.rule.action is Action.REPORT:
@@ -122,17 +124,20 @@ class Health:
             self._steps[group] = life.step
             own = [rank.view.shard_seconds if rank.view is not None else 0.0 for rank in life.ranks]
             rank = slow_rank(own)
-            text = (
-                f"because of rank {rank}" if rank >= 0 else "its ranks wait for each other: which is slow is not known"
-            )
-            readings.append(Reading("slow", life.view.slowness, group=group, text=text if len(own) > 1 else ""))
+            which = f"because of rank {rank}" if rank >= 0 else "which of its ranks it is cannot be told"
+            readings.append(Reading("slow", life.view.slowness, group=group, text=which if len(own) > 1 else ""))
         return readings
 
     # --- what is done ----------------------------------------------------------------------------------------
 
+    def _counts(self, reading: Reading) -> bool:
+        """What is said of a group that is leaving must not be held against its next life."""
+        life = self._agent.lives.groups.get(reading.group) if reading.about_group else None
+        return life is None or life.state is GroupState.RUNNING
+
     def _groups_of(self, reading: Reading) -> list[int]:
         """Whom it is about: -1 for a GPU that nobody uses."""
-        if reading.device or reading.group >= 0:
+        if reading.device or reading.about_group:
             return [reading.group]
         return [life.member.group for life in self._agent.lives.alive()]
 
@@ -145,14 +150,19 @@ class Health:
                     self._tell(verdict, group, "no group uses it now, and none will if there is another")
                 if life is None or life.state is not GroupState.RUNNING:
                     continue
-                reason = f"{verdict.reading.subject} {verdict.words(self._since)}"
+                reading = verdict.reading
+                reason = f"{reading.subject} {verdict.words(self._since)}"
+                stays = bool(reading.device) or reading.about_group  # else it is the node that is not well
                 try:
-                    done = await move(self._agent, group, verdict.reading.rank, reason, self._table.share)
+                    done = await move(self._agent, group, reading.rank, reason, self._table.share, stays)
                 except NotMoved as refusal:
                     # Of all whom it may concern, one is enough to say so.
                     self._tell(verdict, group, f"not drained: {refusal}", known_as=_REFUSED)
                 else:
                     self._tell(verdict, group, done)
+                    if reading.about_group:
+                        self._watch.forget(reading.subject)
+                        self._told = {key: fate for key, fate in self._told.items() if key[1] != reading.subject}
 
     # --- what is said ----------------------------------------------------------------------------------------
 
@@ -167,7 +177,7 @@ class Health:
             return
         self._told[key] = fate
         text = f"{reading.subject} {verdict.words(self._since)}"
-        if group >= 0 and (reading.device or reading.group < 0):  # the subject is what the group runs on
+        if group >= 0 and not reading.about_group:
             ranked = reading.rank >= 0 and self._agent.assignment.ranks > 1
             text = f"group {group}" + (f" rank {reading.rank}" if ranked else "") + f": {text}"
         facts = {"rule": verdict.rule.name, "signal": reading.signal, "value": verdict.value, "bad": True}

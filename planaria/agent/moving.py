@@ -17,17 +17,19 @@ class NotMoved(Exception):
     """A sentence for people. It may be possible later."""
 
 
-async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 1.0) -> str:
+async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 1.0, stays: bool = True) -> str:
     """Have ``group`` leave, and start again on other devices of its node if there are any that are well and free.
 
-    ``rank``: whose device is the cause, -1 if that is not known; the group leaves as a whole in any case.
-    ``share``: of the job's groups, which may be missing then; the lighthouse sees to it, for it knows all of them, and
-    that the last group which works never leaves. Returns what was done, in words. Raises NotMoved if nothing was.
+    ``rank``: whose device is the cause, -1 if that is not known; the group leaves as a whole in any case. ``share``: of
+    the job's groups, which may be missing then; the lighthouse sees to it, for it knows all of them, and that the last
+    group which works never leaves. ``stays``: it may start again on this node. Returns what was done, in words. Raises
+    NotMoved if nothing was.
     """
     life = agent.lives.groups.get(group)
     if life is None or life.state is not GroupState.RUNNING or agent.ending:
         raise NotMoved(f"group {group} is not at work")
-    life.comes_back = agent.engine.elsewhere(group)  # before the order to drain, which may come before the answer
+    # Before the order to drain, which may come before the answer.
+    life.comes_back = stays and agent.engine.elsewhere(group)
     refusal = await agent.link.drain(agent.assignment.spec.job, group, reason, share)
     if refusal is not None:
         life.comes_back = False

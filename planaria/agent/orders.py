@@ -127,7 +127,7 @@ class Orders:
         if life is not None and life.alive:
             life.state = GroupState.DRAINING
             self._agent.hub.send(order.member, order)
-        elif life is not None and life.state is GroupState.DEAD:
+        elif life is not None and life.state is GroupState.DEAD and not life.comes_back:
             life.state = GroupState.DRAINED
 
     def _kill(self, order: Kill) -> None:

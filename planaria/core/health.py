@@ -119,12 +119,17 @@ class Reading:
     node: int = 0
 
     @property
+    def about_group(self) -> bool:
+        """Whether its subject is a group itself (or a rank of it), and not what that runs on."""
+        return not self.device and self.group >= 0
+
+    @property
     def subject(self) -> str:
         """The same as long as it is about the same thing, whoever uses that."""
         where = f" of node {self.node}" if self.node else ""
         if self.device:
             return (f"GPU {self.device}" if self.device.isdecimal() else self.device) + where
-        if self.group >= 0:
+        if self.about_group:
             return f"group {self.group}" + (f", rank {self.rank}" if self.rank >= 0 else "")
         return f"node {self.node}"
 
@@ -196,6 +201,11 @@ class Watch:
                 if rule.signal == reading.signal and (verdict := self._apply(rule, reading)) is not None:
                     changes.append(verdict)
         return changes
+
+    def forget(self, subject: str) -> None:
+        """It is another one of that name from now on."""
+        self._cases = {key: case for key, case in self._cases.items() if key[1] != subject}
+        self.standing = {key: verdict for key, verdict in self.standing.items() if key[1] != subject}
 
     def _apply(self, rule: Rule, reading: Reading) -> Verdict | None:
         key = (rule.name, reading.subject)

@@ -165,6 +165,21 @@ def test_nothing_is_left_of_it_when_the_agent_is_killed(start_run: StartRun, sit
         time.sleep(0.01)
 
 
+def test_another_node_of_the_groups_is_not_well(start_run: StartRun, site: Callable[..., Site], address: str) -> None:
+    here = site()
+    words = ("--groups", "2", "--nnodes", "2", "--group-addr", address, "--health-dry-run")
+    one = start_run(*words, "--node-rank", "1", "--health", "rules.toml", SPEAKER, *LONG)
+    zero = start_run(*words, SPEAKER, *LONG)  # the default table judges
+    at_work(zero, 2)
+    (here.home / "sick").touch()
+    for group in range(2):
+        text = f"group {group}: node 1 failed the site's health command (the disk is full): would be drained (dry run)"
+        zero.until(lambda text=text: text in told(zero))
+    stopped(zero)
+    assert one.wait() == 130
+    one.until(lambda: not any(running(pid) for pid in here.checks()))
+
+
 @pytest.mark.parametrize(
     ("table", "part"),
     [

@@ -163,3 +163,13 @@ def test_anything_else_is_refused_with_a_reason(rubbish: object) -> None:
         reading_from(rubbish)
     with pytest.raises(ValueError):
         reading_from({"signal": "x", "value": rubbish if not isinstance(rubbish, float) else str(rubbish)})
+
+
+def test_another_one_of_the_same_name_begins_anew() -> None:
+    watch = Watch([HOT])
+    for _ in range(3):
+        watch.take([Reading("temperature", 95, group=1), Reading("temperature", 95, group=2)])
+    watch.forget("group 1")
+    assert [verdict.reading.subject for verdict in watch.standing.values()] == ["group 2"]
+    assert watch.take([Reading("temperature", 95, group=1)] * 2) == []
+    assert len(watch.take([Reading("temperature", 95, group=1)])) == 1
