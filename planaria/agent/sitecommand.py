@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planaria.agent.proc import describe, die_with_parent, kill_group
-from planaria.core.health import SITE, Reading, reading_from
+from planaria.core.health import SITE, Reading, reading_from, shown
 from planaria.core.liveness import Rule, Silences
 
 # A thousand readings of a hundred characters; more is a command that went astray.
@@ -76,7 +76,7 @@ class SiteCommand:
 
 def _read(name: str, output: str, code: int) -> Done:
     readings, remark, problem = [], "", ""
-    for line in output.splitlines():
+    for line in output.split("\n"):
         if not line.lstrip().startswith("{"):
             remark = line.strip() or remark
             continue
@@ -84,8 +84,8 @@ def _read(name: str, output: str, code: int) -> Done:
             said = reading_from(json.loads(line))
             readings.append(replace(said, signal=SITE + said.signal, node=0))
         except ValueError as error:
-            problem = problem or f"{name} printed a line that is no reading ({error}): {line.strip()[:100]}"
-    text = remark[:200] if code else ""
+            problem = problem or f"{name} printed a line that is no reading ({error}): {shown(line.strip()[:100])}"
+    text = shown(remark) if code else ""
     verdict = Reading("command", float(code != 0), text=text or (f"exit code {code}" if code else ""))
     return Done((verdict, *readings), problem, "rubbish" if problem else "")
 

@@ -134,6 +134,11 @@ class Reading:
         return f"node {self.node}"
 
 
+def shown(text: str) -> str:
+    """What a stranger wrote, made fit for a terminal."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:_LONGEST_TEXT])
+
+
 def reading_from(facts: object) -> Reading:
     """A reading from what JSON makes of it. ValueError, with what is wrong, for anything else."""
     if not isinstance(facts, dict):
@@ -152,9 +157,7 @@ def reading_from(facts: object) -> Reading:
         raise ValueError('"device" and "text" must be text')
     if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
         raise ValueError('"group", "rank" and "node" must be whole numbers')
-    return Reading(
-        signal[:_LONGEST_TEXT], float(value), device, numbers[0], numbers[1], text[:_LONGEST_TEXT], numbers[2]
-    )
+    return Reading(shown(signal), float(value), shown(device), numbers[0], numbers[1], shown(text), numbers[2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,15 @@ def test_lines_of_json_are_readings_of_its_own_signals(tmp_path: Path) -> None:
 
 
 def test_rubbish_is_told_and_what_makes_sense_still_counts(tmp_path: Path) -> None:
-    script = (
-        """head -c 300 /dev/urandom; echo; echo '{"signal": "disk"}'; echo '{"signal": "fan", "value": 1}'; exit 1"""
-    )
-    found = done(script, tmp_path)
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 2 + b"\n{\x1b[31mred\n")
+    good = """echo '{"signal": "fan", "value": 1}'"""
+    found = done(f"""echo '{{"signal": "disk"}}'; cat noise; {good}; cat noise; exit 1""", tmp_path)
     assert [reading.signal for reading in found.readings] == ["command", "command.fan"]
-    assert found.problem.startswith("the health command sh printed a line that is no reading (it needs a")
+    said = "the health command sh printed a line that is no reading "
+    assert found.problem == said + """(it needs a "value", a finite number): {"signal": "disk"}"""
     assert found.kind == "rubbish"
+    found = done("cat noise; exit 1", tmp_path)
+    assert found.problem.startswith(said) and (found.problem + found.readings[0].text).isprintable()
 
 
 @pytest.mark.parametrize("script", ["kill -SEGV $$", "exec /no/such/program", "exit 126"])
