@@ -40,8 +40,7 @@ class Nvml:
             ) from None
         self._nvml: Any = pynvml
         self.missing: list[str] = []
-        self._xids: dict[str, list[int]] = {}  # of each GPU: those of its hardware, and the others
-        self._newest_xid: dict[str, str] = {}
+        self._xids: dict[str, dict[str, list[int]]] = {}  # of each GPU and signal, in order
         self._links: dict[str, set[int]] = {}  # that were up at first sight
         try:
             pynvml.nvmlInit()
@@ -70,10 +69,9 @@ class Nvml:
                 return
         yield Reading("gpu_lost", 0.0, gpu)
         if self._events is not None:
-            hardware, others = self._xids[gpu]
-            text = self._newest_xid.get(gpu, "")
-            yield Reading("xid", hardware, gpu, text=text)
-            yield Reading("xid_other", others, gpu, text=text)
+            for signal, numbers in self._xids[gpu].items():
+                text = f"the newest is Xid {numbers[-1]}" if numbers else ""
+                yield Reading(signal, float(len(numbers)), gpu, text=text)
         if (throttled := self._get(n.nvmlDeviceGetCurrentClocksEventReasons, handle)) is not None:
             hot = n.nvmlClocksEventReasonSwThermalSlowdown | n.nvmlClocksEventReasonHwThermalSlowdown
             yield Reading("thermal", float(bool(throttled & hot)), gpu)
@@ -144,7 +142,7 @@ class Nvml:
             events = n.nvmlEventSetCreate()
             for gpu, handle in self._handles.items():
                 n.nvmlDeviceRegisterEvents(handle, n.nvmlEventTypeXidCriticalError, events)
-                self._xids[gpu] = [0, 0]
+                self._xids[gpu] = {"xid": [], "xid_other": []}
         except n.NVMLError as error:
             self.missing.append(f"Xid errors are not seen: NVML says {error}")
             return None
@@ -168,8 +166,7 @@ class Nvml:
         number = int(event.eventData)
         for gpu, handle in self._handles.items():
             if _address(handle) == _address(event.device):  # the name of a GPU that is lost cannot be asked for
-                self._xids[gpu][0 if number in HARDWARE_XIDS else 1] += 1
-                self._newest_xid[gpu] = f"the newest is Xid {number}"
+                self._xids[gpu]["xid" if number in HARDWARE_XIDS else "xid_other"].append(number)
 
 
 def _address(handle: Any) -> int | None:

@@ -43,7 +43,7 @@ SIGNALS: Mapping[str, Signal] = {
     "remap_pending": Signal("has memory rows to be remapped at its next reset"),
     "reset_wanted": Signal("is in need of recovery, says its driver (action {n} of NVML)"),
     "xid": Signal("has had Xid errors of the hardware ({n} since {since})", counter=True),
-    "xid_other": Signal("has had Xid errors that programs cause, too ({n} since {since})", counter=True),
+    "xid_other": Signal("has had Xid errors of the kinds that programs cause ({n} since {since})", counter=True),
     "thermal": Signal("is slowed down because it is hot"),
     "power_brake": Signal("is slowed down by the power supply"),
     "temperature": Signal("has {n} degrees Celsius"),
