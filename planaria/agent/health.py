@@ -148,21 +148,20 @@ class Health:
                 life = self._agent.lives.groups.get(group)
                 if group < 0 and not self._known(verdict):
                     self._tell(verdict, group, "no group uses it now, and none will if there is another")
-                if life is None or life.state is not GroupState.RUNNING:
-                    continue
+                if life is None or life.state is not GroupState.RUNNING or not life.adopted:
+                    continue  # one that starts is judged when it is at work
                 reading = verdict.reading
                 reason = f"{reading.subject} {verdict.words(self._since)}"
                 stays = bool(reading.device) or reading.about_group  # else it is the node that is not well
                 try:
                     done = await move(self._agent, group, reading.rank, reason, self._table.share, stays)
                 except NotMoved as refusal:
-                    # Of all whom it may concern, one is enough to say so.
                     self._tell(verdict, group, f"not drained: {refusal}", known_as=_REFUSED)
-                else:
-                    self._tell(verdict, group, done)
-                    if reading.about_group:
-                        self._watch.forget(reading.subject)
-                        self._told = {key: fate for key, fate in self._told.items() if key[1] != reading.subject}
+                    break  # the others would be refused as well
+                self._tell(verdict, group, done)
+                if reading.about_group:
+                    self._watch.forget(reading.subject)
+                    self._told = {key: fate for key, fate in self._told.items() if key[1] != reading.subject}
 
     # --- what is said ----------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 
     NotMoved if nothing was.
     """
     life = agent.lives.groups.get(group)
-    if life is None or life.state is not GroupState.RUNNING or agent.ending:
+    if life is None or life.state is not GroupState.RUNNING or not life.adopted or agent.ending:
         raise NotMoved(f"group {group} is not at work")
     # Before the order to drain, which may come before the answer.
     life.comes_back = stays and agent.engine.elsewhere(group)
