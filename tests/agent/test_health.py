@@ -105,7 +105,8 @@ def test_no_more_than_the_share_leaves_a_sick_node_and_never_the_last(
     start_run: StartRun, site: Callable[..., Site]
 ) -> None:
     here = site()
-    run = start_run("--groups", "3", "--health", "rules.toml", SPEAKER, *LONG)
+    gpus = plain_environ(CUDA_VISIBLE_DEVICES="0,1,2,3")  # one is free, but on the same node
+    run = start_run("--groups", "3", "--health", "rules.toml", SPEAKER, *LONG, environ=gpus)
     at_work(run, 3)
     (here.home / "sick").touch()
     why = "node 0 failed the site's health command (the disk is full)"
@@ -115,7 +116,7 @@ def test_no_more_than_the_share_leaves_a_sick_node_and_never_the_last(
     seen = len(here.checks())
     run.until(lambda: len(here.checks()) > seen + 5)
     left = {event["group"] for event in run.events("exit")}
-    assert left == {0} and len(told(run)) == len(set(told(run))) <= 4, told(run)
+    assert left == {0} and len(told(run)) == len(set(told(run))) <= 5, told(run)
     stopped(run)
 
 
