@@ -31,3 +31,8 @@ class JobLostError(PlanariaError):
 
 class CommunicatorError(PlanariaError):
     """A communicator broke. Internal: user code never sees it."""
+
+
+class Recast(BaseException):
+    """Not an error: this process, a standby, is another rank than the one as which it ran its script, which begins
+    again. Only ``finally`` blocks are to notice."""

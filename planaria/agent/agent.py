@@ -21,14 +21,18 @@ from planaria.agent.events import EventLog
 from planaria.agent.health import Health, HealthWatch
 from planaria.agent.link import Link
 from planaria.agent.lives import Failure, Life, Lives
+from planaria.agent.moves import Moves
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
+from planaria.agent.refill import can_refill
+from planaria.agent.standbys import Standbys
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
+    STANDBYS,
     Adopted,
     Event,
     Finished,
@@ -68,6 +72,7 @@ class Assignment:
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
     ranks_here: int = 1  # of those, on this node
+    standbys: int = 0  # processes that wait for a rank to be lost
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
     health: HealthWatch | None = None  # None: nobody watches it
@@ -106,11 +111,14 @@ class Agent:
             range(assignment.ranks_here),
             lambda member, order: self.engine.relay(member, order),
             lambda member: self.engine.look(member),
+            lambda member: self.standbys.present(member),
         )
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
         self.ends = Ends(self)
         self.health = Health(self, assignment.health) if assignment.health is not None else None
+        self.standbys = Standbys(self)
+        self.moves = Moves(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
@@ -200,6 +208,7 @@ class Agent:
         self._news.clear()
 
     async def _end_groups(self) -> None:
+        self.standbys.end()
         until = time.monotonic() + _END_SECONDS
         for life in self.lives.alive():
             self._delete(life, signal.SIGTERM)
@@ -228,17 +237,15 @@ class Agent:
         match change:
             case Dying():
                 self.ends.foresee(change)
+            case Started() if change.member.group == STANDBYS:
+                self.standbys.started(change)
+            case Ended() if change.member.group == STANDBYS:
+                self.standbys.ended(change)
             case Ended():
                 self.ends.take(change)
             case Started():
                 self._started_any = True
-                who = str(change.member)
-                if (life := self.lives.of(change.member)) is not None:
-                    life.ranks[change.rank].pid = change.pid
-                    who += f", rank {change.rank}," if len(life.ranks) > 1 else ""
-                text = f"{who} runs as pid {change.pid}"
-                facts = {"incarnation": change.member.incarnation, "rank": change.rank, "pid": change.pid}
-                self.events.add("start", text, change.member.group, facts)
+                self.started(change)
             case Progress():
                 if (life := self.lives.of(change.member)) is not None:
                     life.ranks[change.rank].told = change.sample
@@ -248,7 +255,19 @@ class Agent:
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
 
+    def started(self, change: Started) -> None:
+        """A process is a rank from now on."""
+        who = str(change.member)
+        if (life := self.lives.of(change.member)) is not None:
+            life.ranks[change.rank].pid = change.pid
+            who += f", rank {change.rank}," if len(life.ranks) > 1 else ""
+        text = f"{who} runs as pid {change.pid}"
+        facts = {"incarnation": change.member.incarnation, "rank": change.rank, "pid": change.pid}
+        self.events.add("start", text, change.member.group, facts)
+
     def _admit(self, member: Member) -> bool:
+        if self.standbys.knows(member):
+            return True
         life = self.lives.of(member)
         return life is not None and life.alive and life.first_bad is None
 
@@ -318,6 +337,8 @@ class Agent:
             self._conclude_stop()
         else:
             self._act(now)
+            self.moves.tick()
+            self.standbys.tick(now)
 
     def _commits(self, member: Member) -> list[tuple[int, int]]:
         life = self.lives.of(member)
@@ -357,15 +378,26 @@ class Agent:
                 case planning.Kill():
                     life = self.lives.groups[action.group]
                     if not life.being_killed and life.first_bad is None:
-                        life.being_killed = action.reason + (f" ({life.suspicion})" if life.suspicion else "")
-                        self.events.add("kill", f"{life.member} is killed: {life.being_killed}", action.group)
-                        self._delete(life, signal.SIGKILL)
+                        self._kill(life, action.reason)
                 case planning.Drain():
                     self.orders.ask_drain(action.group)
                 case planning.Finish():
                     trained = self.committed or self.lives.trained
                     empty = action.exit_code == 0 and not trained
                     self.finish(action.exit_code, "the script ended without taking a step" if empty else action.reason)
+
+    def _kill(self, life: Life, reason: str) -> None:
+        """All of it; or, if it is one rank that hangs and the others can go on without it, that one."""
+        one = life.suspect if life.suspected_since is not None and life.certain and not self.lives.complete else None
+        if one is not None and can_refill(self, life, one):
+            life.hung = one
+        life.being_killed = reason + (f" ({life.suspicion})" if life.suspicion else "")
+        who = f"{life.member}, rank {life.hung.rank}," if life.hung is not None else str(life.member)
+        self.events.add("kill", f"{who} is killed: {life.being_killed}", life.member.group)
+        if life.hung is not None:
+            self.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL, life.hung.rank)
+        else:
+            self._delete(life, signal.SIGKILL)
 
     def _observed(self) -> Observed:
         # Groups below the first one belong to other agents: for the plan their numbers are taken.
@@ -388,11 +420,12 @@ class Agent:
         life.founder, life.run = not self.others_hold_the_state(), self.orders.run
         self.engine.create(member.group, member.incarnation, life.founder)
 
-    def others_hold_the_state(self) -> bool:
+    def others_hold_the_state(self, than: Life | None = None) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""
         quorum = self.orders.quorum
         elsewhere = any(member.group not in self.lives.groups for member in quorum.members) if quorum else False
-        return elsewhere or any(life.adopted and not (life.fell or life.makes_way) for life in self.lives.alive())
+        here = [life for life in self.lives.alive() if life is not than]
+        return elsewhere or any(life.adopted and not (life.fell or life.makes_way) for life in here)
 
     def _delete(self, life: Life, signum: int) -> None:
         life.asked_to_end = life.asked_to_end or signum == signal.SIGTERM

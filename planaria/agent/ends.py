@@ -97,9 +97,12 @@ class Ends:
         rank = life.ranks[change.rank]
         rank.over, rank.returncode, rank.cause = True, change.returncode, change.cause
         rank.remains = change.remains
-        if _bad(change) and not rank.killed:
+        if rank is life.moving and not _bad(change):
+            self._tell_lost(change, life)
             self._lose(life, rank)
-        if all(rank.over for rank in life.ranks):
+        elif _bad(change) and not rank.killed:
+            self._lose(life, rank)
+        if self._agent.lives.of(life.member) is life and all(rank.over for rank in life.ranks):
             self._conclude(life)
 
     def _lose(self, life: Life, lost: RankLife) -> None:

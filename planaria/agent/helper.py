@@ -18,6 +18,7 @@ from planaria.agent.events import EventLog
 from planaria.agent.health import HealthWatch
 from planaria.agent.ranklife import RankLife
 from planaria.agent.ranks import RankHub
+from planaria.agent.refill import link
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.health import Reading
 from planaria.core.liveness import HEARTBEAT, ProgressWatch
@@ -180,6 +181,13 @@ class NodeHelper:
             case {"delete": [int(group), int(incarnation)], "signal": int(signum), "rank": int() | None as rank}:
                 if self._engine is not None:
                     self._engine.delete(group, incarnation, signum, rank)
+            case {
+                "regroup": [int(group), int(incarnation)],
+                "newer": int(newer),
+                "rank": int(rank),
+                "port": int(port),
+            }:
+                self._regroup(Member(group, incarnation), Member(group, newer), rank, port)
             case {"order": str(order), "to": [int(group), int(incarnation)]}:
                 if self._admit(member := Member(group, incarnation)):
                     self._hub.send(member, order_from_bytes(bytes.fromhex(order)))
@@ -224,6 +232,20 @@ class NodeHelper:
             self._ranks[member, rank] = RankLife(rank, directory, ProgressWatch())
         self._gone.clear()
         self._engine.create(member.group, member.incarnation, founder, port)
+
+    def _regroup(self, member: Member, newer: Member, rank: int, port: int) -> None:
+        """See Engine.regroup. Ranks that have ended here meanwhile are left out: node 0 hears of them."""
+        assert self._engine is not None and self._launch is not None
+        kept = [each for each in self._launch.ranks if each != rank and (member, each) in self._ranks]
+        for each in kept:
+            self._ranks[newer, each] = self._ranks.pop((member, each))
+        if rank in self._launch.ranks:
+            directory = self._launch.directory_of(newer, rank)
+            self._ranks[newer, rank] = RankLife(rank, directory, ProgressWatch())
+            self._gone.clear()
+        link(self._launch.directory, member, newer, kept)
+        self._engine.regroup(member, newer, rank, port=port)
+        self._hub.regroup(member, newer, rank, port)
 
     def _look(self, member: Member) -> None:
         if self._engine is not None:

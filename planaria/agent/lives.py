@@ -37,7 +37,10 @@ class Life:
     left_out: bool = False  # of the newest quorum that it was told of
     suspected_since: float | None = None
     suspicion: str = ""
+    moving: RankLife | None = None  # it is to leave in order, and another process to take its place
     suspect: RankLife | None = None  # whom the newest suspicion was about
+    certain: bool = False  # that it was that rank, and that the others only wait for it
+    hung: RankLife | None = None  # the one that is killed for it, alone
     founder: bool = True  # it looked for a checkpoint, so the job may begin with its state
     being_killed: str = ""  # the reason why the agent ends it
     run: QuorumId = NO_QUORUM  # in which the job began again last, as far as was known when it was created
@@ -96,10 +99,10 @@ class Life:
                 rank.watch.excuse()
         if self.adopted and not self.settled and self.view is not None and self.view.phase in _AT_WORK:
             self.settled, self.settle_seconds = True, now - self.created
-        found, why = suspicious([rank for rank in self.ranks if not rank.over], now)
+        found, why, certain = suspicious([rank for rank in self.ranks if not rank.over], now)
         if found is None:
             return None
-        self.suspect = found
+        self.suspect, self.certain = found, certain
         return self.named(found, why)
 
     def last_look(self) -> None:

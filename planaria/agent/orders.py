@@ -14,6 +14,7 @@ from planaria.core.messages import (
     Drain,
     Kill,
     Member,
+    Migrate,
     Order,
     Publish,
     Quorum,
@@ -56,6 +57,8 @@ class Orders:
                 self._drain(order)
             case Kill():
                 self._kill(order)
+            case Migrate():
+                self._agent.moves.ask(order)
             case Desired():
                 self._desired(order)
             case Stop():

@@ -50,8 +50,23 @@ class RankLife:
         if self.view is None or self.over:
             return None
         return ProgressSample(
-            self.view.phase, self.view.beat, self.view.control_beat, stopped=state_of(self.pid) in ("T", "t")
+            self.view.phase,
+            self.view.beat,
+            self.view.control_beat,
+            state_of(self.pid) in ("T", "t"),
+            self.view.collectives,
+            self.view.guarded,
         )
+
+    @property
+    def collectives(self) -> int:
+        """As last seen."""
+        return self.watch.last.collectives if self.watch.last is not None else 0
+
+    @property
+    def guarded(self) -> bool:
+        """As last seen."""
+        return self.watch.last is not None and self.watch.last.guarded
 
     def read(self) -> None:
         with suppress(FileNotFoundError, ProtocolError):
@@ -114,16 +129,18 @@ def culprit(ranks: list[RankLife], first: RankLife | None) -> RankLife:
     return next((rank for rank in ranks if rank.returncode == EXIT_INTERRUPTED), ranks[0])
 
 
-def suspicious(ranks: Sequence[RankLife], now: float) -> tuple[RankLife | None, str]:
-    """The rank of a group that seems to stand still, and why; None if none does."""
-    for rank in ranks:
-        if (why := rank.watch.frozen(now)) is not None:
-            return rank, why
+def suspicious(ranks: Sequence[RankLife], now: float) -> tuple[RankLife | None, str, bool]:
+    """The rank of a group that seems to stand still, why, and whether it is known to be that one and no other. None if
+    none does."""
+    frozen = [(rank, why) for rank in ranks if (why := rank.watch.frozen(now)) is not None]
+    if frozen:
+        return (*frozen[0], len(frozen) == 1)
     # One that waits in a collective for another rank of its group looks like one that hangs. So while any of them has
     # work of its own and is within what that may take (it saves, say), nobody is accused.
-    if any(rank.watch.judged and rank.watch.silent(now) is None for rank in ranks):
-        return None, ""
-    for rank in ranks:
-        if (why := rank.watch.silent(now)) is not None:
-            return rank, why
-    return None, ""
+    judged = [rank for rank in ranks if rank.watch.judged]
+    silent = [(rank, why) for rank in judged if (why := rank.watch.silent(now)) is not None]
+    if not judged or len(silent) < len(judged):
+        return None, "", False
+    # All begin the same collectives in the same order, and nobody waits for one that is ahead.
+    found, why = min(silent, key=lambda each: each[0].collectives)
+    return found, why, all(rank is found or rank.collectives > found.collectives for rank in judged)

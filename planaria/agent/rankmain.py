@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from planaria.agent.proc import die_with_parent
 from planaria.core.exits import EXIT_FAILED, EXIT_INTERRUPTED
-from planaria.errors import PlanariaError
+from planaria.errors import PlanariaError, Recast
 
 if TYPE_CHECKING:
     from planaria.agent.forkserver import ForkRequest
@@ -92,7 +92,8 @@ def _reseed() -> None:
 def _run(request: ForkRequest, path: list[str]) -> int:
     try:
         try:
-            _execute(request, path)
+            while not _execute(request, path):
+                pass  # a standby has become another rank than the one that it tried to be
             code, message = 0, ""
         except SystemExit as leave:
             code, message = _exit_code(leave)
@@ -119,7 +120,16 @@ def _run(request: ForkRequest, path: list[str]) -> int:
     return code
 
 
-def _execute(request: ForkRequest, path: list[str]) -> None:
+def _execute(request: ForkRequest, path: list[str]) -> bool:
+    """Run the user's program; False if it must begin again."""
+    try:
+        _run_program(request, path)
+    except Recast:
+        return False
+    return True
+
+
+def _run_program(request: ForkRequest, path: list[str]) -> None:
     sys.orig_argv = [sys.executable, *(["-m"] if request.module else []), request.target, *request.args]
     sys.argv = [request.target, *request.args]
     root = os.getcwd() if request.module else os.path.dirname(os.path.realpath(request.target))

@@ -12,7 +12,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from planaria.core.messages import Adopted, Finished, Member, Order, Present, Ready, Regroup, Report, Saved, Trouble
+from planaria.core.messages import (
+    STANDBYS,
+    Adopted,
+    Finished,
+    Member,
+    Order,
+    Present,
+    Ready,
+    Regroup,
+    Report,
+    Saved,
+    Trouble,
+)
 from planaria.errors import ProtocolError
 from planaria.wire.frames import read_frame, write_frame
 
@@ -43,14 +55,17 @@ class RankHub:
         ranks: range = range(1),
         relay: Callable[[Member, Order], None] = lambda member, order: None,
         on_hangup: Callable[[Member], None] = lambda member: None,
+        on_standby: Callable[[Member], None] = lambda member: None,
     ) -> None:
-        """``ranks``: of every member, those that connect here; ``relay`` passes orders on to the others."""
+        """``ranks``: of every member, those that connect here; ``relay`` passes orders on to the others; ``on_standby``
+        hears of a standby that is warm."""
         self._admit = admit
         self._on_report = on_report
         self._on_refused = on_refused
         self._ranks = ranks
         self._relay = relay
         self._on_hangup = on_hangup
+        self._on_standby = on_standby
         self._writers: dict[tuple[Member, int], asyncio.StreamWriter] = {}
         self._owners: dict[asyncio.StreamWriter, tuple[Member, int]] = {}  # the same the other way round
         self._streams: dict[Member, asyncio.Task[None]] = {}  # of those that speak
@@ -175,6 +190,8 @@ class RankHub:
             self._streams[member] = task
             if not isinstance(report, Present):  # one that takes the place of a lost rank speaks later
                 self._take(member, rank, report)
+            elif member.group == STANDBYS:
+                self._on_standby(member)
         return True
 
     def _take(self, member: Member, rank: int, report: Report) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from planaria.agent.ranklife import RankLife
 from planaria.core.exits import EXIT_BAD_INPUT
 from planaria.core.messages import Member
 from planaria.core.plan import GroupState
+from planaria.engines.base import Started
 from planaria.engines.launch import directory_of
 
 if TYPE_CHECKING:
@@ -24,34 +26,48 @@ if TYPE_CHECKING:
 _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 
+def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether the group can do without ``lost`` and take in another process: if its other ranks live and outlive this
+    (see Step.guard), and another group has the state. A group that was lost before it took part in a step is not worth
+    it, and bad input ends more than a rank."""
+    others = [rank for rank in life.ranks if rank is not lost]
+    usable = life.state is GroupState.RUNNING and life.settled and not agent.ending
+    usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
+    alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
+    guarded = all(rank.guarded for rank in others)
+    # A group of one is as soon started again.
+    return bool(others or agent.standbys.warm) and usable and alive and guarded and agent.others_hold_the_state(life)
+
+
 def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
-    """Do it, if it can be done: if the other ranks live and outlive this (see Step.guard), and another group has the
-    state. A group that was lost before it took part in a step is not worth it, and bad input ends more than a rank."""
+    """Do it, if it can be done, by a standby if there is one."""
+    now = time.monotonic()
     others = [rank for rank in life.ranks if rank is not lost]
     for rank in others:
-        rank.read()
-    usable = life.state is GroupState.RUNNING and life.settled and not life.being_killed and not agent.ending
-    usable = usable and lost.returncode != EXIT_BAD_INPUT
-    alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
-    guarded = all(rank.view is not None and rank.view.guarded for rank in others)
-    if not (others and usable and alive and guarded and agent.others_hold_the_state()):
+        rank.look(now)
+    if not can_refill(agent, life, lost):
         return False
     newer = Member(life.member.group, life.member.incarnation + 1)
-    port = agent.engine.regroup(life.member, newer, lost.rank)
+    standby = agent.standbys.take(lost.rank)
+    port = agent.engine.regroup(life.member, newer, lost.rank, standby.number if standby is not None else None)
     if port is None:
         return False
-    _link(agent.assignment.directory, life.member, newer, lost.rank, len(life.ranks))
-    now = time.monotonic()
+    link(agent.assignment.directory, life.member, newer, [rank.rank for rank in others if not rank.away])
     _note_the_end(agent, life, lost, now)
-    agent.replacements.append(now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
-    successor = agent.lives.begin(newer, places, now)
+    successor = agent.lives.begin(newer, places, now, agent.assignment.ranks_here)
     successor.founder, successor.run = False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank
+        rank.watch.pardon()
     agent.hub.regroup(life.member, newer, lost.rank, port)
-    kept = ", ".join(str(rank.rank) for rank in others)
-    text = f"rank {lost.rank} of group {newer.group} is replaced under its living rank{'s' * (len(others) > 1)} {kept}"
+    text = f"another process takes the place of rank {lost.rank} of group {newer.group}"
+    if standby is not None:
+        agent.standbys.taken(standby, newer, lost.rank)
+        agent.started(Started(newer, standby.pid, lost.rank))
+        text = f"{standby.member} takes the place of rank {lost.rank} of group {newer.group}"
+    if others:
+        text += f" under its living rank{'s' * (len(others) > 1)} " + ", ".join(str(rank.rank) for rank in others)
     agent.events.add("regroup", text, newer.group, {"incarnation": newer.incarnation, "rank": lost.rank})
     return True
 
@@ -59,21 +75,24 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
 def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
     lost.last_look()
     life.state, life.ended, life.exit_code = GroupState.DEAD, now, lost.code
+    facts = {"incarnation": life.member.incarnation, "state": life.state.value, "exit_code": lost.code}
+    facts |= {"rank": lost.rank, "step": life.step}
+    if life.moving is lost:
+        agent.events.add("exit", f"rank {lost.rank} of {life.member} has left", life.member.group, facts)
+        return
+    agent.replacements.append(now)
     agent.recoveries.died(life.member, life.fell_under, life.fell_ns)
     failure = failure_of(life, lost)
     agent.failures.append(failure)
-    facts = {"state": life.state.value, "exit_code": lost.code, "rank": lost.rank, "step": life.step}
     text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if failure.reported else "")
-    agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
+    agent.events.add("exit", text, life.member.group, facts)
 
 
-def _link(directory: Path, older: Member, newer: Member, lost: int, ranks: int) -> None:
-    """Have what the living ranks write be found in the new incarnation's directory too."""
+def link(directory: Path, older: Member, newer: Member, ranks: Iterable[int]) -> None:
+    """Have what the living ranks of this node write be found in the new incarnation's directory too."""
     home = directory_of(directory, newer)
     home.mkdir(parents=True, exist_ok=True)
-    for rank in range(ranks):
-        if rank == lost:
-            continue
+    for rank in ranks:
         before = directory_of(directory, older, rank)
         names = [""] if rank else [name for name in _OF_RANK_0 if (before / name).exists()]
         for name in names:

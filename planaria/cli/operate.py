@@ -102,6 +102,18 @@ def drain(
         typer.echo(client.drain(group, name))
 
 
+def migrate(
+    group: GroupArgument,
+    rank: Annotated[int, typer.Option(min=0, max=MAX_RANK, help="Which of the group's processes.")] = 0,
+    job: JobOption = "",
+    lighthouse: AddressOption = None,
+    log_dir: LogDirOption = None,
+) -> None:
+    """Have a standby take the place of a process of a group. Nothing is lost, and the others go on without a pause."""
+    with _connect(job, lighthouse, log_dir) as (client, name):
+        typer.echo(client.migrate(group, rank, name))
+
+
 def evict(
     group: GroupArgument,
     job: JobOption = "",

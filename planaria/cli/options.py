@@ -61,6 +61,7 @@ class RunOptions:
     node_rank: int = 0
     group_addr: str = DEFAULT_ADDRESS
     health: HealthTable | None = None  # None: nobody watches it
+    standbys: int = 0
 
     @property
     def ranks(self) -> int:
@@ -157,6 +158,10 @@ def _check_numbers(options: RunOptions) -> None:
             f"this agent hosts {options.local_groups} of {groups} groups: "
             "give the --lighthouse at which the agents meet"
         )
+    if not 0 <= options.standbys <= MAX_RANK:
+        raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
+    if options.standbys and options.nnodes > 1:
+        raise UsageError("--standbys: groups that are spread over several nodes cannot have standbys yet")
     if options.max_replacements < 0:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:
@@ -181,12 +186,13 @@ def _check_devices(options: RunOptions) -> None:
         raise UsageError(f"--device {options.device}: unknown; known devices: {', '.join(DEVICES)}")
     groups, each = options.local_groups, options.nproc_per_group
     found = len(gpus_of(options).ids)
-    if found >= groups * each or (found == 0 and options.device != "cuda"):
+    if found >= groups * each + options.standbys or (found == 0 and options.device != "cuda"):
         return
+    spare = f" and {options.standbys} standby{'s' * (options.standbys > 1)}" if options.standbys else ""
     have = {0: "no GPU is", 1: "one GPU is"}.get(found, f"{found} GPUs are")
     raise UsageError(
-        f"{groups * each} GPUs are needed for {groups} {'group' if groups == 1 else 'groups'} with "
-        f"{each} {'process' if each == 1 else 'processes'} each, but {have} visible here: "
+        f"{groups * each + options.standbys} GPUs are needed for {groups} {'group' if groups == 1 else 'groups'} with "
+        f"{each} {'process' if each == 1 else 'processes'} each{spare}, but {have} visible here: "
         "give fewer, or --device cpu"
     )
 

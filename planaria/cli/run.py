@@ -98,6 +98,10 @@ def run(
     restart_backoff: Annotated[
         float, _option("--restart-backoff", help="Seconds before a group that failed twice at once restarts; doubles.")
     ] = 1.0,
+    standbys: Annotated[
+        int,
+        _option("--standbys", help="Warm processes that wait here for a rank to be lost, and take its place at once."),
+    ] = 0,
     min_groups: Annotated[int, _option("--min-groups", help="The job fails if fewer groups can be kept.")] = 1,
     live: Annotated[
         bool, _option("--live", help="A view of the groups in place of their output, on a terminal.")
@@ -152,6 +156,7 @@ def run(
         node_rank=node_rank,
         group_addr=group_addr,
         health=opts.health_table(health, health_dry_run),
+        standbys=standbys,
     )
     opts.check(options)
     try:

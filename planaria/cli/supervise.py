@@ -45,6 +45,7 @@ SHOWN = frozenset(
         "stale",
         "stop",
         "suspect",
+        "unprepared",
         "unwritten",
     }
 )
@@ -145,6 +146,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         options.first_group,
         ranks=options.ranks,
         ranks_here=options.nproc_per_group,
+        standbys=options.standbys,
         name=name,
         following=following,
         health=health_watch(options),
@@ -183,7 +185,7 @@ def terms_of(options: RunOptions) -> Terms:
 
 def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:
     launch = launch_of(options, options.job, options.host or options.master, path)
-    engine = LocalEngine(launch, gpus_of(options))
+    engine = LocalEngine(launch, gpus_of(options), options.standbys)
     engine.warm_up()  # beside the start of the lighthouse
     if options.nnodes == 1:
         return engine

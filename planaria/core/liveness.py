@@ -141,6 +141,8 @@ class ProgressSample:
     beat: int  # rises whenever the training thread makes progress
     control_beat: int  # raised by the control thread every 50 ms; 0 until that thread runs
     stopped: bool  # state T or t in the process table
+    collectives: int = 0  # that it has begun with the other ranks of its group; 0 if they may differ in that
+    guarded: bool = False  # it outlives the loss of another rank of its group
 
 
 class JobTimes:
@@ -185,6 +187,11 @@ class ProgressWatch:
         self._observe_training(at, last, sample)
 
     @property
+    def last(self) -> ProgressSample | None:
+        """What the newest poll found."""
+        return self._last
+
+    @property
     def stopped(self) -> bool:
         """Whether the newest poll found the process stopped."""
         return self._last is not None and self._last.stopped
@@ -193,6 +200,10 @@ class ProgressWatch:
         """Another rank of its group is stopped, and its training thread may be waiting for that one: while it is
         silent now, it teaches nothing."""
         self._training_explained = True
+
+    def pardon(self) -> None:
+        """What its training thread may have been waiting for has ended: its silence counts from now on."""
+        self._training_at, self._training_explained = self._clock.watched, True
 
     def verdict(self, now: float) -> str | None:
         """None if all is well, else a sentence that says why the rank is suspected."""

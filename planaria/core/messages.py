@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+# In place of a group's number: a process that waits for a rank to be lost, and so is of no group yet. Its incarnation
+# numbers those of an agent. Agents and their ranks alone know of it.
+STANDBYS = (1 << 16) - 1
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Member:
@@ -18,6 +22,8 @@ class Member:
     incarnation: int
 
     def __str__(self) -> str:
+        if self.group == STANDBYS:
+            return f"standby {self.incarnation}"
         return f"group {self.group} (incarnation {self.incarnation})"
 
 
@@ -87,7 +93,8 @@ class Phase(Enum):
 @dataclass(frozen=True, slots=True)
 class Present:
     """How a rank k >= 1 of a group opens its connection to the agent, and all that it ever says: rank 0 speaks for the
-    group. From then on it hears every order about its member, those from before it came included."""
+    group. From then on it hears every order about its member, those from before it came included. A standby says it
+    when it is warm."""
 
     member: Member
     rank: int
@@ -163,6 +170,13 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """The member is to be left out after the next commit: a rank of it moves. It comes back as a new incarnation."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class Suspected:
     """The agent sees no progress (stopped or hung). The process may still be there, and may come back."""
 
@@ -216,7 +230,9 @@ class Synced:
     """The agent has told everything that it knew when the stream opened."""
 
 
-Report = Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Saved | Died | Suspected
+Report = (
+    Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Saved | Died | Suspected | Leaving
+)
 
 
 # --- lighthouse -> agent (and through it, a member) -----------------------------------------------------------
@@ -287,6 +303,22 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Migrate:
+    """Have another process, on another device if there is one, take a rank's place. Nothing failed."""
+
+    group: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """From an agent to the ranks of a group, of which ``rank`` moves: when the group is left out of the quorum, the
+    others wait for a ``Regroup`` instead of ending."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Regroup:
     """From an agent to the ranks that are left of a group which has lost one: they go on as ``member``, its next
     incarnation, with a new process in the lost one's place. They meet at ``port`` of the group's master address."""
@@ -295,7 +327,16 @@ class Regroup:
     port: int
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Regroup
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """From an agent to a standby: it is ``rank`` of ``member`` from now on, with these variables of the environment."""
+
+    member: Member
+    rank: int
+    environ: tuple[tuple[str, str], ...]
+
+
+Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Stay | Regroup | Cast
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

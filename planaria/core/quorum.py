@@ -24,6 +24,7 @@ from planaria.core.messages import (
     Heartbeat,
     Hello,
     Kill,
+    Leaving,
     Member,
     Quorum,
     Ready,
@@ -97,6 +98,8 @@ class Lighthouse(Wishes):
                 self._died(agent, report)
             case Suspected():
                 self._suspected(report)
+            case Leaving():
+                self._leave_for_now(agent, report)
             case Saved():
                 self._saved(report)
         return self._end()
@@ -241,6 +244,13 @@ class Lighthouse(Wishes):
             return
         view.state, view.note = State.SUSPECT, report.why
         self._event("suspect", f"{report.member} is suspected: {report.why}", report.member.group)
+
+    def _leave_for_now(self, agent: str, report: Leaving) -> None:
+        view = self._view(agent, report.member)
+        if view is not None and view.state not in CERTAINLY_GONE and not view.draining:
+            view.draining = True
+            text = f"{view.member} leaves after the next commit, and comes back when one of its ranks has moved"
+            self._event("move", text, view.member.group)
 
     def _view(self, agent: str, member: Member) -> Group | None:
         view = self.seen.view(agent, member)

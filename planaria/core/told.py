@@ -8,6 +8,7 @@ from planaria.core.messages import (
     Adopted,
     Died,
     Finished,
+    Leaving,
     Member,
     Ready,
     Report,
@@ -24,6 +25,7 @@ class _Record:
     suspected: Suspected | None = None
     trouble: Trouble | None = None
     finished: Finished | None = None
+    leaving: Leaving | None = None
     died: Died | None = None
 
 
@@ -37,7 +39,7 @@ class Told:
     def record(self, report: Report) -> None:
         if isinstance(report, Saved) and not report.trouble:
             self._saved = report
-        if not isinstance(report, (Ready, Adopted, Trouble, Finished, Died, Suspected)):
+        if not isinstance(report, (Ready, Adopted, Trouble, Finished, Died, Suspected, Leaving)):
             return
         record = self._records.setdefault(report.member, _Record())
         match report:
@@ -55,6 +57,8 @@ class Told:
                 record.finished = report
             case Suspected():
                 record.suspected = report
+            case Leaving():
+                record.leaving = report
             case Died():
                 # Whatever it was up to is over, except that it had finished. Earlier lives of its group cannot be
                 # in question any more once a later one has been heard of.
@@ -67,7 +71,7 @@ class Told:
         return saved + [
             report
             for _, r in sorted(self._records.items())
-            for report in (r.ready, r.adopted, r.suspected, r.trouble, r.finished, r.died)
+            for report in (r.ready, r.adopted, r.suspected, r.trouble, r.leaving, r.finished, r.died)
             if report is not None
         ]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planaria.core.founding import Founding
 from planaria.core.health import allowed
-from planaria.core.messages import Desired, Kill, Member
+from planaria.core.messages import Desired, Kill, Member, Migrate
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 
 
@@ -47,6 +47,25 @@ class Wishes(Founding):
             raise ValueError(f"{others}, and at most {most} may be; planaria scale says how many the job is to have")
         if len(at_work) < spec.min_groups:
             raise ValueError(f"without it fewer than {spec.min_groups} groups would be left, as --min-groups says")
+
+    def migrate(self, group: int, rank: int, now: float) -> list[Effect]:
+        """Have another process take the place of a rank of ``group``. Raises ValueError with a sentence if that cannot
+        be."""
+        self._needs_training()
+        view = self._need(group)
+        self._needs_rank(group, rank)
+        if not any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values()):
+            raise ValueError(
+                f"group {group} is the only one that holds the state, from which a rank that moves takes its"
+            )
+        if view.draining:
+            raise ValueError(f"group {group} is leaving already")
+        if not self.seen.agents[view.agent].connected:
+            raise ValueError(f"nothing can be moved in group {group}: its agent {view.agent} is out of reach")
+        self._begin(now)
+        self._event("move", f"an operator moves rank {rank} of group {group}", group)
+        self._send(view.agent, Migrate(group, rank))
+        return self._end()
 
     def scale(self, groups: int, now: float) -> list[Effect]:
         """Ask for ``groups`` groups: the highest ones leave, or new ones are started by the agents."""
@@ -93,10 +112,8 @@ class Wishes(Founding):
         """Have ``signal`` sent to the group's processes, or to one rank's. Raises ValueError with a sentence if there
         is no such rank, or nobody in reach who could send it."""
         view = self._need(group)
-        ranks = self.spec.ranks if self.spec is not None else 1
-        if rank is not None and not 0 <= rank < ranks:
-            known = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
-            raise ValueError(f"group {group} of job {self.job} has no rank {rank}; it has {known}")
+        if rank is not None:
+            self._needs_rank(group, rank)
         if not self.seen.agents[view.agent].connected:
             raise ValueError(
                 f"group {group} cannot be sent a signal: its agent {view.agent} is out of reach "
@@ -116,6 +133,12 @@ class Wishes(Founding):
             state = "" if view is None else f", it is {view.state.value}"
             raise ValueError(f"job {self.job} has no running group {group}{state} (running: {running or 'none'})")
         return view
+
+    def _needs_rank(self, group: int, rank: int) -> None:
+        ranks = self.spec.ranks if self.spec is not None else 1
+        if not 0 <= rank < ranks:
+            known = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
+            raise ValueError(f"group {group} of job {self.job} has no rank {rank}; it has {known}")
 
     def _goes_on(self) -> None:
         if self.stopped:

@@ -105,9 +105,18 @@ class Engine(Protocol):
         """Send ``signum`` to the incarnation's ranks, or to one of them; ``Ended`` follows for each that is gone.
         Unknown ones are ignored."""
 
-    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
+    def regroup(self, member: Member, newer: Member, rank: int, standby: int | None = None) -> int | None:
         """The member's ranks but ``rank``, which ends or has ended, are ``newer`` from now on, and a new process begins
-        to start in its place. Returns the port where they are to meet; None if that cannot be done here."""
+        to start in its place, or the standby of this number takes it. Returns the port where they are to meet; None if
+        that cannot be done here."""
+
+    def prepare(self, number: int, rank: int) -> bool:
+        """Begin to start a standby, ``Member(STANDBYS, number)``, which tries itself as ``rank`` of a group. False if
+        there is no device for it now."""
+
+    def environ_of(self, member: Member, rank: int) -> dict[str, str]:
+        """What of a rank's environment is its own, as far as a process can take it on that runs already: all but its
+        devices."""
 
     def look(self, member: Member) -> None:
         """Something may have happened to the member: for each of its ranks that is found to be dying, ``Dying`` is

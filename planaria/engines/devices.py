@@ -52,23 +52,32 @@ def _named(value: str) -> tuple[str, ...]:
 
 class Shares:
     """Equal shares of ``each`` GPUs, in the order of their ids. A group keeps its share from life to life, unless there
-    is a better one: ``avoided`` are GPUs that are not well."""
+    is a better one: ``avoided`` are GPUs that are not well. The last ``standbys`` GPUs are lent to single processes,
+    which may come to take their GPU into a group's share."""
 
     avoided: frozenset[str] = frozenset()
 
-    def __init__(self, gpus: Gpus, each: int) -> None:
+    def __init__(self, gpus: Gpus, each: int, standbys: int = 0) -> None:
         self._gpus = gpus
-        self._shares = [gpus.ids[at : at + each] for at in range(0, len(gpus.ids) - each + 1, each)]
+        kept = len(gpus.ids) - standbys
+        self._shares = [list(gpus.ids[at : at + each]) for at in range(0, kept - each + 1, each)]
         self._of: dict[int, int] = {}
+        self._spare = list(gpus.ids[kept:]) if standbys else []
+        self._lent: dict[int, str] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether the node has GPUs for this job."""
+        return bool(self._gpus.ids)
 
     def env(self, group: int, living: Collection[int]) -> dict[str, str] | None:
         """The variables for ``group``; None if those of ``living`` groups have all there is. On a node without GPUs
         nothing is said."""
-        if not self._gpus.ids:
+        if not self.any:
             return {}
         own = self._of.get(group)
         share = own
-        if own is None or self._bad(own):
+        if own is None or (self._bad(own) and group not in living):  # ranks that live hold theirs
             free = self._free([*living, group])
             share = free if own is None or (free is not None and not self._bad(free)) else own
         if share is None:
@@ -77,12 +86,38 @@ class Shares:
             # Whoever had it is gone, and gets another one should it come back.
             self._of = {other: theirs for other, theirs in self._of.items() if theirs != share}
             self._of[group] = share
-        return self._gpus.env(self._shares[share])
+        return self._gpus.env(tuple(self._shares[share]))
+
+    def lend(self, standby: int) -> dict[str, str] | None:
+        """The variables for a standby; None if there is no GPU for it."""
+        if not self.any:
+            return {}
+        if not self._spare:
+            return None
+        self._lent[standby] = best = min(self._spare, key=lambda id: id in self.avoided)  # the first of the best
+        self._spare.remove(best)
+        return self._gpus.env((self._lent[standby],))
+
+    def give(self, group: int, position: int, standby: int) -> dict[str, str]:
+        """The standby is a rank of ``group`` now: its GPU takes the place of the one at ``position`` of the group's
+        share, which is to be lent from now on. The group's variables."""
+        if not self.any:
+            return {}
+        share = self._shares[self._of[group]]
+        # Last: whatever was wrong with it, others are tried before.
+        self._spare.append(share[position])
+        share[position] = self._lent.pop(standby)
+        return self._gpus.env(tuple(share))
+
+    def take_back(self, standby: int) -> None:
+        """The standby is gone."""
+        if (id := self._lent.pop(standby, None)) is not None:
+            self._spare.append(id)
 
     def of(self, group: int) -> tuple[str, ...]:
         """The GPUs that the group has or had last."""
         share = self._of.get(group)
-        return () if share is None else self._shares[share]
+        return () if share is None else tuple(self._shares[share])
 
     def better(self, group: int, living: Collection[int]) -> bool:
         """Whether a share of GPUs that are all well is free for the group, other than its own."""

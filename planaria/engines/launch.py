@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from planaria.core.messages import Member, Policy
+from planaria.core.messages import STANDBYS, Member, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,11 @@ class Launch:
         """Of every group, on this node."""
         return range(self.node * self.nproc, (self.node + 1) * self.nproc)
 
+    @property
+    def world(self) -> int:
+        """Ranks of every group."""
+        return self.nproc * self.nnodes
+
     def directory_of(self, member: Member, rank: int = 0) -> Path:
         return directory_of(self.directory, member, rank)
 
@@ -61,32 +66,37 @@ class Launch:
             env["PYTHONPATH"] = os.pathsep.join(os.path.join(self.cwd, part) for part in paths.split(os.pathsep))
         return env
 
+    def own_env(self, member: Member, rank: int, port: int) -> dict[str, str]:
+        """What the other ranks of this node do not have."""
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank - self.ranks.start),
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RESTART_COUNT": str(member.incarnation),
+            "REPLICA_GROUP_ID": str(member.group),
+            "PLANARIA_GROUP": str(member.group),
+            "PLANARIA_INCARNATION": str(member.incarnation),
+            "PLANARIA_DIR": str(self.directory_of(member, rank)),
+        }
+
     def env_of(self, member: Member, rank: int, port: int) -> dict[str, str]:
         """The environment of one rank of ``member``, but for its GPUs: torchrun's names, torchft's, and ours.
 
         MASTER_ADDR and MASTER_PORT (``port``) are for the group's own rendezvous (``init_process_group``).
         """
-        env = self.common_env()
+        env = self.common_env() | self.own_env(member, rank, port)
         env |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank - self.ranks.start),
-            "WORLD_SIZE": str(self.nproc * self.nnodes),
+            "WORLD_SIZE": str(self.world),
             "LOCAL_WORLD_SIZE": str(self.nproc),
             "GROUP_RANK": str(self.node),
             "MASTER_ADDR": self.master,
-            "MASTER_PORT": str(port),
             "TORCHELASTIC_RUN_ID": self.job,
-            "TORCHELASTIC_RESTART_COUNT": str(member.incarnation),
-            "REPLICA_GROUP_ID": str(member.group),
             "NUM_REPLICA_GROUPS": str(self.groups),
             "PLANARIA_SOCKET": str(self.socket),
             "PLANARIA_JOB": self.job,
-            "PLANARIA_GROUP": str(member.group),
-            "PLANARIA_INCARNATION": str(member.incarnation),
             "PLANARIA_GROUPS": str(self.groups),
             "PLANARIA_POLICY": self.policy.value,
             "PLANARIA_REDUCTION": self.reduction,
-            "PLANARIA_DIR": str(self.directory_of(member, rank)),
             "PLANARIA_HOST": self.host,
         }
         if self.nnodes > 1 and (interface := _interface_of(self.host)):
@@ -114,5 +124,7 @@ def _interface_of(host: str) -> str:
 
 def directory_of(run: Path, member: Member, rank: int = 0) -> Path:
     """Where in a run's directory a rank has its logs, page and results; rank 0's is the group's."""
+    if member.group == STANDBYS:
+        return run / "standbys" / str(member.incarnation)
     group = run / f"rg{member.group}" / f"i{member.incarnation}"
     return group / f"rank{rank}" if rank else group

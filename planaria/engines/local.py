@@ -7,18 +7,21 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from planaria.agent.forkserver import ForkRequest
 from planaria.agent.proc import become_subreaper, describe, ending, kill_group, reap_group
-from planaria.core.messages import Member, Order
+from planaria.core.messages import STANDBYS, Member, Order
 from planaria.engines.base import Broken, Change, Dying, Ended, Instance, Started
 from planaria.engines.devices import Gpus, Shares
 from planaria.engines.forking import ForkServer, ForkServerError
 from planaria.engines.launch import Launch
 
 Rank = tuple[Member, int]
+
+# What tells a process that it comes to a group whose other ranks live, and to groups that hold the state.
+_TAKING_A_PLACE = {"PLANARIA_RESUME": "0", "PLANARIA_JOINS": "1", "PLANARIA_STANDBY": ""}
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class _Life:
     signals: tuple[int, ...] = ()  # asked for before the process was there
     dying: bool = False  # and told so
     joins: bool = False  # takes the place of a lost rank
+    tries: int = 0  # a standby: the rank as which it tries itself
 
 
 @dataclass(slots=True)
@@ -46,11 +50,12 @@ class LocalEngine:
     A rank leads its own session, and whatever it leaves behind in its process group is killed with it.
     """
 
-    def __init__(self, launch: Launch, gpus: Gpus | None = None) -> None:
-        """``gpus``: what the groups share; nothing is said to them about GPUs if there are none."""
+    def __init__(self, launch: Launch, gpus: Gpus | None = None, standbys: int = 0) -> None:
+        """``gpus``: what the groups share, but for as many as there are standbys; nothing is said to them about GPUs if
+        there are none."""
         become_subreaper()
         self._launch = launch
-        self._shares = Shares(gpus or Gpus(), launch.nproc)
+        self._shares = Shares(gpus or Gpus(), launch.nproc, standbys)
         self._tell: Callable[[Change], None] = lambda change: None
         self._lives: dict[Rank, _Life] = {}
         self._shared: dict[Member, _Shared] = {}
@@ -95,33 +100,67 @@ class LocalEngine:
             self._forks[member, rank] = asyncio.get_running_loop().create_task(self._fork(member, rank))
 
     def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None:
-        for each in self._launch.ranks if rank is None else (rank,):
+        every = self._launch.ranks if group != STANDBYS else (0,)
+        for each in every if rank is None else (rank,):
             life = self._lives.get((Member(group, incarnation), each))
             if life is not None and life.pid:
                 kill_group(life.pid, signum)
             elif life is not None:
                 life.signals += (signum,)
 
-    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
-        others = [each for each in self._launch.ranks if each != rank]
-        if any((life := self._lives.get((member, each))) is None or not life.pid or life.dying for each in others):
+    def regroup(
+        self, member: Member, newer: Member, rank: int, standby: int | None = None, port: int | None = None
+    ) -> int | None:
+        """``port``: as in ``create``; the master node has made sure of all ranks, but some may have ended since."""
+        kept = [each for each in self._launch.ranks if each != rank]
+        others = {each: life for each in kept if (life := self._lives.get((member, each))) is not None}
+        whole = len(others) == len(kept) and all(life.pid and not life.dying for life in others.values())
+        if port is None and not whole:
             return None
-        held = _hold_port()
-        shared = self._shared[newer] = replace(
-            self._shared[member], port=int(held.getsockname()[1]), held=held, founder=False
-        )
+        held = _hold_port() if port is None else None
+        if held is not None:
+            port = int(held.getsockname()[1])
+        gpus = self._shares.env(newer.group, {other.group for other in self._shared})
+        shared = self._shared[newer] = _Shared(port or 0, held, gpus, founder=False)
         loop = asyncio.get_running_loop()
-        for each in others:
-            life = self._lives[newer, each] = self._lives.pop((member, each))
+        for each, life in others.items():
+            self._lives[newer, each] = self._lives.pop((member, each))
             loop.add_reader(life.pidfd, self._gone, newer, each)  # takes the place of the older one
-        if not any(other == member for other, _ in self._lives):
-            self._leave(member)
-        self._lives[newer, rank] = _Life(joins=True)
-        self._forks[newer, rank] = loop.create_task(self._fork(newer, rank))
-        return shared.port
+        if standby is not None:
+            spare = Member(STANDBYS, standby)
+            life = self._lives[newer, rank] = self._lives.pop((spare, 0))
+            loop.add_reader(life.pidfd, self._gone, newer, rank)
+            self._shared.pop(spare)
+            shared.gpus = self._shares.give(newer.group, rank - self._launch.ranks.start, standby)
+        elif rank in self._launch.ranks:
+            self._lives[newer, rank] = _Life(joins=True)
+            self._forks[newer, rank] = loop.create_task(self._fork(newer, rank))
+        for one in (member, newer):
+            if one in self._shared and not any(other == one for other, _ in self._lives):
+                self._leave(one)
+        return port
+
+    def prepare(self, number: int, rank: int) -> bool:
+        gpus = self._shares.lend(number)
+        if gpus is None:
+            return False
+        spare = Member(STANDBYS, number)
+        self._shared[spare] = _Shared(0, None, gpus, founder=False)
+        self._lives[spare, 0] = _Life(joins=True, tries=rank)
+        self._forks[spare, 0] = asyncio.get_running_loop().create_task(self._fork(spare, 0))
+        return True
+
+    def environ_of(self, member: Member, rank: int) -> dict[str, str]:
+        directory = self._launch.directory_of(member, rank)
+        directory.mkdir(parents=True, exist_ok=True)
+        env = self._launch.own_env(member, rank, self._shared[member].port) | _TAKING_A_PLACE
+        env["PLANARIA_JOINS"] = str(int(self._launch.world > 1))
+        if self._shares.any:
+            env["LOCAL_RANK"] = "0"  # it sees one GPU
+        return env
 
     def look(self, member: Member) -> None:
-        for rank in self._launch.ranks:
+        for rank in self._launch.ranks if member.group != STANDBYS else (0,):
             life = self._lives.get((member, rank))
             if life is not None and life.pid and not life.dying and (code := ending(life.pid)) is not None:
                 life.dying = True
@@ -189,12 +228,20 @@ class LocalEngine:
         asyncio.get_running_loop().add_reader(life.pidfd, self._gone, member, rank)
 
     def _request(self, member: Member, rank: int) -> ForkRequest:
-        shared = self._shared[member]
+        shared, life = self._shared[member], self._lives[member, rank]
         if shared.gpus is None:
             raise ForkServerError(f"group {member.group} finds no free GPU: other groups have all of this node's")
         directory = self._launch.directory_of(member, rank)
         directory.mkdir(parents=True, exist_ok=True)
-        joins = self._lives[member, rank].joins
+        env = self._launch.env_of(member, rank, shared.port) | shared.gpus
+        env |= {"PLANARIA_RESUME": str(int(shared.founder)), "PLANARIA_JOINS": str(int(life.joins))}
+        if member.group == STANDBYS:
+            # As if it were of group 0.
+            tried = Member(0, 0)
+            env |= self._launch.env_of(tried, life.tries, 0) | _TAKING_A_PLACE
+            env |= {"PLANARIA_STANDBY": str(member.incarnation), "PLANARIA_DIR": str(directory)}
+            if self._shares.any:
+                env["LOCAL_RANK"] = "0"
         return ForkRequest(
             id=next(self._ids),
             parent=os.getpid(),
@@ -204,9 +251,7 @@ class LocalEngine:
             cwd=self._launch.cwd,
             stdout=str(directory / "stdout.log"),
             stderr=str(directory / "stderr.log"),
-            env=self._launch.env_of(member, rank, shared.port)
-            | shared.gpus
-            | {"PLANARIA_RESUME": str(int(shared.founder)), "PLANARIA_JOINS": str(int(joins))},
+            env=env,
         )
 
     def _gone(self, member: Member, rank: int) -> None:
@@ -233,6 +278,8 @@ class LocalEngine:
         held = self._shared.pop(member).held
         if held is not None:
             held.close()
+        if member.group == STANDBYS:
+            self._shares.take_back(member.incarnation)
 
 
 def _peek(pid: int) -> int:

@@ -105,8 +105,27 @@ class SpreadEngine:
             if any(other == member and rank in (None, each) for other, each in node.alive):
                 node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
 
-    def regroup(self, member: Member, newer: Member, rank: int) -> int | None:
-        return None
+    def regroup(self, member: Member, newer: Member, rank: int, standby: int | None = None) -> int | None:
+        kept = [(node, each) for node in self._nodes.values() for each in self._ranks_of(node.number) if each != rank]
+        if self._missing() or not all(node.alive.get((member, each)) for node, each in kept):
+            return None
+        port = self._local.regroup(member, newer, rank)
+        if port is None:
+            return None
+        for node, each in kept:
+            node.alive[newer, each] = node.alive.pop((member, each))
+        for node in self._nodes.values():
+            if rank in self._ranks_of(node.number):
+                node.alive[newer, rank] = 0
+            word: Word = {"regroup": [member.group, member.incarnation], "newer": newer.incarnation}
+            node.stream.send({**word, "rank": rank, "port": port})
+        return port
+
+    def prepare(self, number: int, rank: int) -> bool:
+        return False
+
+    def environ_of(self, member: Member, rank: int) -> dict[str, str]:
+        return self._local.environ_of(member, rank)
 
     def placed(self) -> dict[str, tuple[int, int]]:
         return self._local.placed()
@@ -235,10 +254,11 @@ class SpreadEngine:
                     node.alive[Member(group, incarnation), rank] = pid
                     self._tell(Started(Member(group, incarnation), pid, rank))
             case {"dying": [int(group), int(incarnation)], "rank": int(rank), "code": int(code), "cause": str(cause)}:
-                if (Member(group, incarnation), rank) in node.alive:
-                    self._tell(Dying(Member(group, incarnation), code, cause, rank))
+                member = _meant(node, Member(group, incarnation), rank)
+                if (member, rank) in node.alive:
+                    self._tell(Dying(member, code, cause, rank))
             case {"ended": [int(group), int(incarnation)], "rank": int(rank), "code": code, "cause": str(cause)}:
-                member = Member(group, incarnation)
+                member = _meant(node, Member(group, incarnation), rank)
                 if node.alive.pop((member, rank), None) is not None:
                     remains = Remains(dict(word["error"]), Path(f"{node.name}:{word['log']}"))
                     self._tell(Ended(member, None if code is None else int(code), cause, rank, remains))
@@ -257,14 +277,25 @@ class SpreadEngine:
                 raise ProtocolError(f"a word of no known kind: {', '.join(word)}")
 
 
+def _meant(node: _Node, member: Member, rank: int) -> Member:
+    """Whose rank a word of ``node`` is about: it may have been on its way when the rank became a newer member's."""
+    if (member, rank) not in node.alive:
+        for other, each in node.alive:
+            if each == rank and other.group == member.group and other.incarnation > member.incarnation:
+                return other
+    return member
+
+
 def sample_from(row: Iterable[int]) -> ProgressSample:
     """The inverse of ``sample_row``. ValueError or TypeError if it is none."""
-    phase, beat, control_beat, stopped = row
-    return ProgressSample(Phase(phase), int(beat), int(control_beat), bool(stopped))
+    phase, beat, control_beat, stopped, collectives, guarded = row
+    sample = ProgressSample(Phase(phase), int(beat), int(control_beat), bool(stopped))
+    return replace(sample, collectives=int(collectives), guarded=bool(guarded))
 
 
 def sample_row(sample: ProgressSample) -> list[int]:
-    return [sample.phase.value, sample.beat, sample.control_beat, int(sample.stopped)]
+    row = [sample.phase.value, sample.beat, sample.control_beat, int(sample.stopped)]
+    return [*row, sample.collectives, int(sample.guarded)]
 
 
 def _nodes(numbers: Sequence[int]) -> str:

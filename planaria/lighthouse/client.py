@@ -61,6 +61,9 @@ class OperatorClient:
     def drain(self, group: int, job: str = "") -> str:
         return self._verb(self._stub.Drain, pb.GroupRequest, job=job, group=group)
 
+    def migrate(self, group: int, rank: int, job: str = "") -> str:
+        return self._verb(self._stub.Migrate, pb.MigrateRequest, job=job, group=group, rank=rank)
+
     def evict(self, group: int, job: str = "") -> str:
         return self._verb(self._stub.Evict, pb.GroupRequest, job=job, group=group)
 

@@ -61,6 +61,18 @@ class Operators(LighthouseServicer):
 
         return await self._operate(request.job, verb, context)
 
+    async def Migrate(
+        self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
+    ) -> pb.Done:
+        def verb(job: Job) -> tuple[Verb, str]:
+            group, rank = request.group, checks.rank(request.rank)
+            return (
+                lambda now: job.machine.migrate(group, rank, now),
+                f"rank {rank} of group {group} moves when another process is ready to take its place",
+            )
+
+        return await self._operate(request.job, verb, context)
+
     async def Evict(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
     ) -> pb.Done:

@@ -148,7 +148,7 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
             trainer = world.newest(fault.target)
             if verb == "evict" and trainer is not None:
                 world.evicted.add(trainer.member)
-            values = (fault.target, 9) if verb == "kill" else (fault.target,)
+            values = (fault.target, {"kill": 9, "migrate": 0}[verb]) if verb in ("kill", "migrate") else (fault.target,)
             world.emit("wish", fault.target, "operator: {} {}", verb, values)
             coordinator.process.post(lambda: coordinator.operate(verb, *values))
 
@@ -175,6 +175,7 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "kill all agents": _kill_all_agents,
     "kill everything": _kill_everything,
     "drain": _operator("drain"),
+    "migrate": _operator("migrate"),
     "scale": _operator("scale"),
     "evict": _operator("evict"),
     "operator kill": _operator("kill"),

@@ -96,9 +96,9 @@ CONTROL_FAULTS = (
 )
 NODE_FAULTS = ("kill agent",)
 LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
-WISHES = ("drain", "scale", "operator kill", "evict")
+WISHES = ("drain", "migrate", "migrate", "scale", "operator kill", "evict")
 # What must not cost a step.
-PLANNED = ("drain", "scale", "slow")
+PLANNED = ("drain", "migrate", "scale", "slow")
 MENUS = (
     MEMBER_FAULTS,
     MEMBER_FAULTS + CONTROL_FAULTS,

@@ -16,7 +16,9 @@ from planaria.core.messages import (
     Hello,
     JobSpec,
     Kill,
+    Leaving,
     Member,
+    Migrate,
     Order,
     Phase,
     Publish,
@@ -65,6 +67,7 @@ class Ward:
         self.founder = True  # looked for a checkpoint
         self.run = NO_QUORUM  # see Supervisor.run, when it was started
         self.wanted = True  # to be started again when it ends
+        self.moving = False  # it leaves in order, and is started again
 
     @property
     def gone(self) -> bool:
@@ -181,6 +184,8 @@ class Supervisor:
             case Kill(group, _):
                 if group in self.wards:
                     self._end(self.wards[group], "killed by an operator")
+            case Migrate(group, _):
+                self._move(group)
             case Desired(groups):
                 self._desired(groups)
             case Stop(reason):
@@ -196,6 +201,12 @@ class Supervisor:
     def _ward(self, member: Member) -> Ward | None:
         ward = self.wards.get(member.group)
         return ward if ward is not None and ward.member == member else None
+
+    def _move(self, group: int) -> None:
+        ward = self.wards.get(group)
+        if ward is not None and ward.runs and ward.wanted and ward.adopted and self._others_hold_the_state(group):
+            ward.moving = True
+            self._pass_on(ward, Leaving(ward.member))
 
     def _desired(self, groups: int) -> None:
         if groups > self.wanted:
@@ -223,10 +234,11 @@ class Supervisor:
             if ward.runs and (ward.run < self.run or not ward.founder):
                 self._end(ward, "it makes way for one that looks for a checkpoint")
 
-    def _others_hold_the_state(self) -> bool:
+    def _others_hold_the_state(self, but: int = -1) -> bool:
         members = self.quorum.members if self.quorum is not None else ()
         elsewhere = any(member.group not in self.wards for member in members)
-        return elsewhere or any(ward.adopted and ward.runs for ward in self.wards.values())
+        here = any(ward.adopted and ward.runs for group, ward in self.wards.items() if group != but)
+        return elsewhere or here
 
     def _dismissed(self) -> None:
         """The job is complete, and no group here has a part in that."""
@@ -292,7 +304,7 @@ class Supervisor:
     def _ended(self, ward: Ward) -> None:
         assert ward.trainer is not None
         cause = ward.trainer.exit or "SIGKILL"
-        if cause.startswith("leave"):
+        if cause.startswith("leave") and not ward.moving:
             ward.wanted = False
         self._pass_on(ward, Died(ward.member, cause))
         if ward.finished:

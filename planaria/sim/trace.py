@@ -11,6 +11,8 @@ from planaria.core.messages import (
     Drain,
     Finished,
     Kill,
+    Leaving,
+    Migrate,
     Publish,
     Quorum,
     Ready,
@@ -67,6 +69,6 @@ def show(value: object) -> str:
             return f"resume {run}: {reason}"
         case Refuse(_, reason) | Stop(reason):
             return f"{type(value).__name__.lower()}: {reason}"
-        case Drain() | Kill() | Desired() | Welcome():
+        case Drain() | Kill() | Migrate() | Leaving() | Desired() | Welcome():
             return str(value)
     return str(value)

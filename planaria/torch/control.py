@@ -30,9 +30,18 @@ class Control:
 
     If the agent is gone, so is this rank's supervision: the process ends, for nobody would notice its death or
     start it again, and a group that nobody counts must not go on.
+
+    ``collectives`` says how many this rank has begun with the others of its group. Called on the control thread.
     """
 
-    def __init__(self, path: Path, page: ProgressPage | None, on_order: Callable[[Order], None], where: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        page: ProgressPage | None,
+        on_order: Callable[[Order], None],
+        where: str,
+        collectives: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(str(path))
@@ -41,6 +50,7 @@ class Control:
                 f"{where}: no agent listens at {path} ({error.strerror}); start the script with `planaria run`"
             ) from None
         self._page = page
+        self._collectives = collectives
         self._on_order = on_order
         self._where = where
         self._closing = False
@@ -65,7 +75,7 @@ class Control:
 
     def _run(self) -> None:
         try:
-            for order in FrameReader(_Beating(self._socket, self._page)):
+            for order in FrameReader(_Beating(self._socket, self._page, self._collectives)):
                 self._on_order(order)
         except Exception as error:  # a rank that hears nothing any more must not go on
             self._die(f"{self._where}: the control thread failed: {error}")
@@ -85,7 +95,8 @@ class Control:
 class _Beating:
     """A socket that shows life on the progress page while it waits for bytes."""
 
-    def __init__(self, sock: socket.socket, page: ProgressPage | None) -> None:
+    def __init__(self, sock: socket.socket, page: ProgressPage | None, collectives: Callable[[], int]) -> None:
+        self._collectives = collectives
         self._sock = sock
         self._page = page
 
@@ -95,7 +106,7 @@ class _Beating:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         while True:
-            self._page.control_beat()
+            self._page.control_beat(self._collectives())
             if poll.poll(BEAT_SECONDS * 1000):
                 return self._sock.recv(size)
 

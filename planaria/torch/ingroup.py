@@ -44,6 +44,10 @@ class InGroup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """There are no process groups."""
         self._lines: list[Lines] = []  # of the present life, one for each process group
         self._cut = False
         self._timeouts: dict[tuple[tuple[int, ...], int], timedelta] = {}
@@ -83,6 +87,14 @@ class InGroup:
         if over:
             lines.cut()
         return lines
+
+    def collectives(self) -> int:
+        """How many this process has begun with its peers since they were connected; 0 if its backends do not count.
+        Any thread."""
+        with self._lock, suppress(RuntimeError):  # no backend is put in place meanwhile
+            groups = [(group, device) for group, _, _ in _groups() for device in group._device_types]
+            return sum(int(group._get_backend(device)._get_sequence_number_for_group()) for group, device in groups)
+        return 0
 
     # --- a rank is lost ------------------------------------------------------------------------------------------
 
@@ -133,19 +145,21 @@ class InGroup:
         if kind + 2 > _KINDS:
             raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
         if rank == 0:
-            self._store = RendezvousStore(_host(), port)
+            self._store = RendezvousStore(os.environ["MASTER_ADDR"], port)
         store = self._reach(f"{os.environ['MASTER_ADDR']}:{port}", cancelled)
         for group, ranks, number in _groups():
             names = [f"rank {each} of {name}" for each in ranks]
             prefix = PrefixStore(f"{name}/{','.join(map(str, ranks))}/{number}", store)
             timeout = self._timeouts.get((ranks, number), NEVER)
             host = self._host_group(prefix, ranks.index(rank), names, timeout)
-            _put(group, torch.device("cpu"), kind, host)
+            with self._lock:
+                _put(group, torch.device("cpu"), kind, host)
             for device in _devices(group, "cuda"):
                 options = c10d.ProcessGroupNCCL.Options()
                 options._timeout = timeout
                 nccl = c10d.ProcessGroupNCCL(PrefixStore("cuda", prefix), ranks.index(rank), len(ranks), options)
-                _put(group, device, kind + 1, nccl)
+                with self._lock:
+                    _put(group, device, kind + 1, nccl)
 
     def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:
         lines = self._new_lines()
@@ -196,6 +210,12 @@ def registered() -> InGroup:
         dist.Backend.register_backend(HOST, made.create, extended_api=True, devices=["cpu"])
         dist.Backend.register_backend(IDLE, made.create_idle, extended_api=True, devices=["cpu"])
     return _instance
+
+
+def forget() -> None:
+    """This process is another rank from now on, and has no process groups."""
+    if _instance is not None:
+        _instance.reset()
 
 
 _instance: InGroup | None = None

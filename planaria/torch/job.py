@@ -16,6 +16,7 @@ from planaria.torch import random as seeding
 from planaria.torch.checkpoints import Checkpoints, read_schedule
 from planaria.torch.clipping import clip_grad_norm_
 from planaria.torch.fingerprint import fingerprint, of_group
+from planaria.torch.rehearsal import Rehearsal, await_part, take
 from planaria.torch.session import Session
 from planaria.torch.settings import Settings, read_settings
 from planaria.torch.state import ProtectedState, combined
@@ -38,10 +39,7 @@ class Job:
         self._started = False
         self._parameters: list[torch.nn.Parameter] = []  # of the protected modules, once the steps have begun
         self._schedule = read_schedule(None, None, None)
-        self._page = None
-        if settings.directory is not None:
-            settings.directory.mkdir(parents=True, exist_ok=True)
-            self._page = ProgressPage.create(settings.directory / "progress")
+        self._page = self._new_page()
 
     @property
     def device(self) -> torch.device:
@@ -131,6 +129,8 @@ class Job:
         """The steps 0 to ``total`` - 1, each committed exactly once by the job; those that a checkpoint holds are not
         made again. Waits until the job has a quorum; a group that joins late, or comes back, starts at the step where
         the others are, with their state."""
+        if self.settings.standby is not None:
+            yield from self._wait_in_the_wings(total)
         worker = self._start(total)
         ended = False
         try:
@@ -151,19 +151,43 @@ class Job:
             if not ended:
                 worker.session.close()
 
-    def _start(self, total: int) -> Worker:
+    def _wait_in_the_wings(self, total: int) -> Iterator[Step]:
+        """A standby's time until it is a rank of a group."""
+        self._check(total)
+        state, _ = self._state()
+        rehearsal = Rehearsal(self.settings, self._world, state, self._overlap)
+        yield Step(rehearsal)
+        rehearsal.end()
+        self.settings = take(await_part(self.settings), self.settings, self._world)
+        self._page = self._new_page()
+
+    def _check(self, total: int) -> None:
         if self._started:
             raise UsageError("job.steps can be called once; put all steps into one loop")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
+
+    def _state(self) -> tuple[ProtectedState, dict[str, Any]]:
+        """What is protected, with what Planaria itself must know after healing."""
         facts: dict[str, Any] = {"metrics": []}
         state = ProtectedState(**self._protected, planaria=facts)
-        parameters = [parameter for _, parameter in state.parameters()]
-        if not parameters:
+        self._parameters = [parameter for _, parameter in state.parameters()]
+        if not self._parameters:
             raise UsageError("job.protect(model=...) must name the model before job.steps")
-        if not any(parameter.requires_grad for parameter in parameters):
+        if not any(parameter.requires_grad for parameter in self._parameters):
             raise UsageError("the protected modules have no parameters that need gradients: nothing to train")
-        self._started, self._parameters = True, parameters
+        return state, facts
+
+    def _new_page(self) -> ProgressPage | None:
+        if self.settings.directory is None:
+            return None
+        self.settings.directory.mkdir(parents=True, exist_ok=True)
+        return ProgressPage.create(self.settings.directory / "progress")
+
+    def _start(self, total: int) -> Worker:
+        self._check(total)
+        state, facts = self._state()
+        self._started = True
         session = Session(self.settings, self._world, self._page, state.device)
         worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         own = fingerprint(state, self.settings, self.exact, layout=self._world.layout, steps=str(total))

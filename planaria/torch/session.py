@@ -8,10 +8,12 @@ on it (see ``rounds``), so the steppers of a group's ranks never come to differ.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -32,6 +34,7 @@ from planaria.core.messages import (
     Regroup,
     Report,
     Standing,
+    Stay,
     Stop,
 )
 from planaria.core.stepper import Stepper
@@ -43,6 +46,7 @@ from planaria.torch.control import Control
 from planaria.torch.records import decode_standing, encode_standing
 from planaria.torch.rounds import Note, agreed
 from planaria.torch.settings import Settings
+from planaria.torch.stuck import end_if_asleep
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import ProgressPage
 
@@ -85,6 +89,9 @@ class Session:
         self._broken: dict[QuorumId, str] = {}  # likewise
         self._stop = False
         self._regroup: Regroup | None = None  # not carried out yet
+        self.stays = False  # another rank of the group moves: that the group is left out ends this one not
+        self._shard_seconds = 0.0  # what the group needed for a shard lately
+        self._phase = Phase.STARTING
         self._introduce: Introduce
         self._failure: Exception | None = None
         self._closed = False
@@ -105,14 +112,17 @@ class Session:
             return
         if self.world.idle:
             # First, for its group may lose another rank while it waits for this one.
-            self._control = Control(self.settings.socket, self.page, self._on_order, self.settings.where)
+            self._control = self._listen(self.settings.socket)
             self._control.send(Present(self.member, self.world.rank))
             self._on_order(Regroup(self.member, int(os.environ["MASTER_PORT"])))
             self.rejoin()
             return
         report = self._ready(joins=False)
-        self._control = Control(self.settings.socket, self.page, self._on_order, self.settings.where)
+        self._control = self._listen(self.settings.socket)
         self._control.send(report if self.world.rank == 0 else Present(self.member, self.world.rank))
+
+    def _listen(self, path: Path) -> Control:
+        return Control(path, self.page, self._on_order, self.settings.where, self.world.collectives)
 
     def _ready(self, joins: bool) -> Ready:
         address = self._gather("" if self._store is None else self._store.address)[0]
@@ -139,6 +149,8 @@ class Session:
                 pass  # the planned quorum without this member follows
             case Regroup():
                 self._lose_a_rank(order)
+            case Stay():
+                self.stays = order.rank != self.world.rank
             case _:
                 pass  # for the agent, not for a rank
         self.bell.ring()
@@ -165,6 +177,14 @@ class Session:
             self._newest = self._urgent = NO_QUORUM
         self.communicators.rename(order.member)
         self.world.cut()
+        if not self.world.idle and self._phase is not Phase.APPLYING:  # there, user code may wait for anything
+            where = self.settings.where
+            text = f"{where}: a collective that lost a rank of the group with its connections does not end"
+            still = functools.partial(self._has_not_seen, order)
+            end_if_asleep(threading.main_thread(), still, self._shard_seconds, text)
+
+    def _has_not_seen(self, order: Regroup) -> bool:
+        return self._regroup is order and not self._closed
 
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
         if self._closed:
@@ -206,6 +226,7 @@ class Session:
         except RuntimeError as error:
             self._bereaved(error)
         self._take_in(outcome)
+        self._shard_seconds = outcome.seconds or self._shard_seconds
         if not outcome.ok and target is not None:
             self._do(self.stepper.broken(target.id, "what its group did under it failed at one of its ranks"))
         return outcome
@@ -295,6 +316,13 @@ class Session:
         late.cancel()
         return self.bereaved
 
+    def await_move(self) -> None:
+        """The group is left out until the rank that moves has left it, and another process is there."""
+        self.show(Phase.PARKED)
+        self.bell.wait(lambda: self.bereaved or self._failure is not None, lambda: False)
+        if self._failure is not None:
+            raise self._failure
+
     def rejoin(self) -> None:
         """Meet the ranks of the group again, one of which is new, and ask to be taken in as its next incarnation."""
         self.show(Phase.FORMING)
@@ -302,7 +330,7 @@ class Session:
             with self._lock:
                 order, self._regroup = self._regroup, None
             assert order is not None
-            self.member = order.member
+            self.member, self.stays = order.member, False
             try:
                 self.world.renew(order.port, str(order.member), self.bell, lambda: self.bereaved or bool(self._failure))
                 report = self._ready(joins=True)
@@ -432,6 +460,7 @@ class Session:
         self._do(step(self.stepper))
 
     def show(self, phase: Phase, shard: int = -1) -> None:
+        self._phase = phase
         if self.page is not None:
             self.page.set_phase(phase, shard)
 

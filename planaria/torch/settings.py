@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.core.messages import REDUCTIONS, Member, Policy
+from planaria.core.messages import REDUCTIONS, STANDBYS, Member, Policy
 from planaria.errors import UsageError
 
 
@@ -30,11 +30,13 @@ class Settings:
     world_size: int = 1  # ranks in a group
     founder: bool = True  # nobody is known to hold the job's state: a durable checkpoint counts
     joins: bool = False  # takes the place of a lost rank in a group whose other ranks live
+    standby: int | None = None  # the number of a process that waits for a rank to be lost, and tries itself as this one
 
     @property
     def where(self) -> str:
         rank = f", rank {self.rank}" if self.world_size > 1 else ""
-        return f"job {self.job}, group {self.member.group}{rank}"
+        who = f"group {self.member.group}{rank}" if self.standby is None else str(self.member)
+        return f"job {self.job}, {who}"
 
 
 def read_settings(
@@ -62,12 +64,15 @@ def read_settings(
     rank = _number("RANK", environ.get("RANK"), 0)
     if rank >= world_size:
         raise UsageError(f"RANK is {rank} but WORLD_SIZE is {world_size}; ranks count from 0")
+    waiting = environ.get("PLANARIA_STANDBY")
+    standby = _number("PLANARIA_STANDBY", waiting, 0) if waiting else None
+    member = Member(
+        _number("PLANARIA_GROUP", environ.get("PLANARIA_GROUP"), 0),
+        _number("PLANARIA_INCARNATION", environ.get("PLANARIA_INCARNATION"), 0),
+    )
     return Settings(
         job=environ.get("PLANARIA_JOB") or f"alone-{uuid.uuid4().hex[:8]}",
-        member=Member(
-            _number("PLANARIA_GROUP", environ.get("PLANARIA_GROUP"), 0),
-            _number("PLANARIA_INCARNATION", environ.get("PLANARIA_INCARNATION"), 0),
-        ),
+        member=member if standby is None else Member(STANDBYS, standby),
         groups=groups,
         shards=count,
         seed=_number("seed", None, seed),
@@ -80,6 +85,7 @@ def read_settings(
         world_size=world_size,
         founder=environ.get("PLANARIA_RESUME") != "0",
         joins=environ.get("PLANARIA_JOINS") == "1",
+        standby=standby,
     )
 
 

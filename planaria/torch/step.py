@@ -8,6 +8,7 @@ from typing import Any
 
 from planaria.errors import UsageError
 from planaria.torch.data import ShardedSource
+from planaria.torch.rehearsal import Rehearsal
 from planaria.torch.worker import Worker
 
 
@@ -19,7 +20,7 @@ class Step:
     again for the right step. So a body may run once more than there are steps.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker | Rehearsal) -> None:
         self._worker = worker
         self.exchanged = False
         self.void = False  # a guard ended it
@@ -69,7 +70,7 @@ class Step:
                         loss_fn(model(batch)).backward()
                     optimizer.step()
         """
-        self._worker.session.guard()
+        self._worker.guard()
         try:
             yield
         except Exception as error:

@@ -1,17 +1,24 @@
-"""Taking FSDP2 back to where it is between steps, after an error has ended a forward or backward pass half-way.
+"""Taking FSDP2 and pipelines back to where they are between steps, after an error has ended a pass half-way.
 
-FSDP2 has no such call: its hooks count on every pass being finished. What they keep between one another is listed here,
-from torch 2.11 to 2.13; the tests of lost ranks fail if something is missing.
+Neither has such a call: they count on every pass being finished. What FSDP2's hooks keep between one another is listed
+here, from torch 2.11 to 2.13; the tests of lost ranks fail if something is missing. Pipelines become what they were
+before their first step, for that is where those of a new rank are: in their first step all stages talk about shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import dataclasses
+import gc
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+from planaria.errors import PlanariaError
 
 # By name, the values of an idle module; absent ones are of another version.
 _STATE = {"_training_state": TrainingState.IDLE}
@@ -63,3 +70,49 @@ def _set(of: Any, values: dict[str, Any]) -> None:
 def _clear(of: Any, name: str) -> None:
     if hasattr(of, name):
         getattr(of, name).clear()
+
+
+class Pipelines:
+    """The stages and schedules of ``torch.distributed.pipelining`` in this process, as they are when this is made:
+    before their first step."""
+
+    def __init__(self) -> None:
+        self._found = [(each, _kept(each)) for each in _pipelining()]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def rewind(self) -> None:
+        """Make them what they were. PlanariaError if there are others by now: nobody knows what those were."""
+        known = {id(each) for each, _ in self._found}
+        if any(id(each) not in known for each in _pipelining()):
+            raise PlanariaError(
+                "a pipeline was made after the first step.guard(), so that its other ranks would not know where it is; "
+                "make all stages and schedules before the loop"
+            )
+        for each, kept in self._found:
+            vars(each).clear()
+            vars(each).update({name: _copy(value) for name, value in kept.items()})
+
+
+def _pipelining() -> Iterator[Any]:
+    """All stages and schedules of this process. They are found like this so that a script need not name them."""
+    if "torch.distributed.pipelining" not in sys.modules:
+        return
+    from torch.distributed.pipelining.schedules import _PipelineSchedule
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+    for each in gc.get_objects():
+        # Not isinstance: it would ask proxies for the class that they pretend to be.
+        if issubclass(type(each), (_PipelineSchedule, _PipelineStageBase)):
+            yield each
+
+
+def _kept(of: Any) -> dict[str, Any]:
+    return {name: _copy(value) for name, value in vars(of).items()}
+
+
+def _copy(value: Any) -> Any:
+    """What is changed in place is copied; all else is replaced, if it changes at all."""
+    changes = isinstance(value, (dict, list, set)) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    return copy.copy(value) if changes else value

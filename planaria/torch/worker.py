@@ -47,7 +47,7 @@ from planaria.torch.records import (
 from planaria.torch.rounds import Note
 from planaria.torch.session import Bereaved, Session
 from planaria.torch.state import ProtectedState, combined, tensor_specs
-from planaria.torch.unwinding import unwind
+from planaria.torch.unwinding import Pipelines, unwind
 
 # Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
 METRICS = 8
@@ -93,6 +93,7 @@ class Worker:
         self._inside = False  # user code is in the loop's body
         self._healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
         self._settled = TrainableWatch(parameters)
+        self._pipelines: Pipelines | None = None  # once the script has said that it outlives the loss of a rank
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -129,10 +130,16 @@ class Worker:
     def _advance(self) -> core.Action:
         while True:
             try:
-                return self.session.advance(self._transfer)
+                action = self.session.advance(self._transfer)
+                if not (isinstance(action, core.Leave) and action.drained and self.session.stays):
+                    return action
+                self.session.await_move()
+                raise Bereaved
             except Bereaved:
                 # Between steps, where nothing of user code is under way: a rank that is new takes no part in that.
                 self._give_up()
+                if self._pipelines is not None:
+                    self._pipelines.rewind()
                 self.seconds_per_shard = 0.0  # nothing that decides who does what may differ from what a new rank knows
                 self.session.rejoin()
 
@@ -201,6 +208,14 @@ class Worker:
         unwind(self.state.modules)
         self._give_up()
         return True
+
+    def guard(self) -> None:
+        """The script keeps what the loss of a rank raises from ending this process."""
+        if self._pipelines is None:
+            self._pipelines = Pipelines()
+            # What a pipeline of the script's own making leaves behind is not known.
+            if self._pipelines or self.session.world.shape.get("pp", 1) == 1:
+                self.session.guard()
 
     def _give_up(self) -> None:
         """Nothing of the step counts any more."""

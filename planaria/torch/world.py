@@ -114,6 +114,12 @@ class GroupWorld:
         self._links.renew(port, name, bell, cancelled)
         self.idle = False
 
+    def collectives(self) -> int:
+        """How many this rank has begun with the others of its group, all of which begin the same ones in the same
+        order; 0 if they do not. Any thread."""
+        alike = self._rounds is not None and not self.idle and self.shape.get("pp", 1) == 1
+        return self._links.collectives() if alike else 0
+
     def round(self, note: Note) -> list[Note]:
         """Everybody's note, by rank. Raises RuntimeError if a rank of the group is lost."""
         if self._rounds is None:
@@ -146,8 +152,7 @@ class GroupWorld:
             # From the environment, as torchrun's scripts have it: MASTER_ADDR and MASTER_PORT.
             store = HashStore() if self.idle else None
             dist.init_process_group(self._backend(), store=store, rank=self.rank, world_size=self.size)
-            # A new stage of a pipeline would begin with words to its neighbours that they do not expect any more.
-            self.renewable = self._replaceable and self.shape.get("pp", 1) == 1
+            self.renewable = self._replaceable
         if (dist.get_rank(), dist.get_world_size()) != (self.rank, self.size):
             raise UsageError(
                 f"{where}: the script's process group has rank {dist.get_rank()} of {dist.get_world_size()}, but this "

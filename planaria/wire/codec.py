@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from planaria.core.messages import (
     Adopted,
+    Cast,
     Desired,
     Died,
     Drain,
@@ -23,6 +24,8 @@ from planaria.core.messages import (
     Hello,
     JobSpec,
     Kill,
+    Leaving,
+    Migrate,
     Order,
     Phase,
     Policy,
@@ -36,6 +39,7 @@ from planaria.core.messages import (
     Report,
     Resume,
     Saved,
+    Stay,
     Stop,
     Suspected,
     Synced,
@@ -59,7 +63,7 @@ from planaria.wire.checks import (
 )
 
 # Raised whenever an old and a new release would misunderstand each other; checked in Hello and in Welcome.
-PROTOCOL = 2
+PROTOCOL = 3
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -168,6 +172,8 @@ def _report_out(report: Report) -> pb.Report:
             )
         case Died(member, cause):
             return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause)))
+        case Leaving(member):
+            return pb.Report(leaving=pb.Leaving(member=encode_member(member)))
         case Suspected(member, why):
             return pb.Report(suspected=pb.Suspected(member=encode_member(member), why=clip(why)))
         case _:
@@ -215,6 +221,8 @@ def _report_in(message: pb.Report) -> Report:
             )
         case "died":
             return Died(decode_member(message.died.member), text(message.died.cause, "a cause of death"))
+        case "leaving":
+            return Leaving(decode_member(message.leaving.member))
         case "suspected":
             suspected = message.suspected
             return Suspected(decode_member(suspected.member), text(suspected.why, "a suspicion"))
@@ -356,8 +364,15 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(stop=pb.Stop(reason=clip(reason)))
         case Resume(reason, run):
             return pb.Order(resume=pb.Resume(reason=clip(reason), run=encode_quorum_id(run)))
+        case Migrate(group, rank):
+            return pb.Order(migrate=pb.Migrate(group=checks.group(group), rank=checks.rank(rank)))
+        case Stay(rank):
+            return pb.Order(stay=pb.Stay(rank=checks.rank(rank)))
         case Regroup(member, port):
             return pb.Order(regroup=pb.Regroup(member=encode_member(member), port=_port(port)))
+        case Cast(member, rank, environ):
+            facts = encode_facts(environ, "an environment")
+            return pb.Order(cast=pb.Cast(member=encode_member(member), rank=checks.rank(rank), environ=facts))
         case _:
             assert_never(order)
 
@@ -385,8 +400,15 @@ def _order_in(message: pb.Order) -> Order:
             return Stop(text(message.stop.reason, "a reason"))
         case "resume":
             return Resume(text(message.resume.reason, "a reason"), decode_quorum_id(message.resume.run))
+        case "migrate":
+            return Migrate(checks.group(message.migrate.group), checks.rank(message.migrate.rank))
+        case "stay":
+            return Stay(checks.rank(message.stay.rank))
         case "regroup":
             return Regroup(decode_member(message.regroup.member), _port(message.regroup.port))
+        case "cast":
+            member, rank = decode_member(message.cast.member), checks.rank(message.cast.rank)
+            return Cast(member, rank, decode_facts(message.cast.environ, "an environment"))
         case _:
             raise ProtocolError("an order of no known kind; is the lighthouse of a newer version?")
 

@@ -54,6 +54,11 @@ class LighthouseStub(object):
                 request_serializer=planaria_dot_wire_dot_control__pb2.GroupRequest.SerializeToString,
                 response_deserializer=planaria_dot_wire_dot_control__pb2.Done.FromString,
                 _registered_method=True)
+        self.Migrate = channel.unary_unary(
+                '/planaria.v1.Lighthouse/Migrate',
+                request_serializer=planaria_dot_wire_dot_control__pb2.MigrateRequest.SerializeToString,
+                response_deserializer=planaria_dot_wire_dot_control__pb2.Done.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/planaria.v1.Lighthouse/Evict',
                 request_serializer=planaria_dot_wire_dot_control__pb2.GroupRequest.SerializeToString,
@@ -100,6 +105,12 @@ class LighthouseServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Migrate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -139,6 +150,11 @@ def add_LighthouseServicer_to_server(servicer, server):
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=planaria_dot_wire_dot_control__pb2.GroupRequest.FromString,
+                    response_serializer=planaria_dot_wire_dot_control__pb2.Done.SerializeToString,
+            ),
+            'Migrate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Migrate,
+                    request_deserializer=planaria_dot_wire_dot_control__pb2.MigrateRequest.FromString,
                     response_serializer=planaria_dot_wire_dot_control__pb2.Done.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
@@ -264,6 +280,33 @@ class Lighthouse(object):
             target,
             '/planaria.v1.Lighthouse/Drain',
             planaria_dot_wire_dot_control__pb2.GroupRequest.SerializeToString,
+            planaria_dot_wire_dot_control__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Migrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/planaria.v1.Lighthouse/Migrate',
+            planaria_dot_wire_dot_control__pb2.MigrateRequest.SerializeToString,
             planaria_dot_wire_dot_control__pb2.Done.FromString,
             options,
             channel_credentials,

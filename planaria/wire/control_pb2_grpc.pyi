@@ -14,6 +14,7 @@ class LighthouseStub:
     Status: Callable[..., Any]
     Kill: Callable[..., Any]
     Drain: Callable[..., Any]
+    Migrate: Callable[..., Any]
     Evict: Callable[..., Any]
     Scale: Callable[..., Any]
     WatchEvents: Callable[..., Any]
@@ -32,6 +33,9 @@ class LighthouseServicer:
     ) -> pb.Done: ...
     async def Drain(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
+    ) -> pb.Done: ...
+    async def Migrate(
+        self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
     ) -> pb.Done: ...
     async def Evict(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]

@@ -6,9 +6,9 @@ writing thread, or lies in a slot that is written first and published by such a 
 serves display and liveness; no decision of a step depends on it.
 
 Layout, in 8-byte words of the machine's own byte order (the file never leaves the machine): magic, version,
-pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits, guarded, seconds per
-shard and slowness (doubles); then SLOTS commits of 8 words each: step, at (ns), loss (a double), shards computed,
-shards recomputed, and 3 spare.
+pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits, guarded, collectives,
+seconds per shard and slowness (doubles); then SLOTS commits of 8 words each: step, at (ns), loss (a double), shards
+computed, shards recomputed, and 3 spare.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ MAGIC = int.from_bytes(b"PLANPAGE", "little")
 VERSION = 1
 KEPT = 256  # commits that a reader can see
 _SLOTS = KEPT + 1  # the slot being written is never one of those shown
-_MAGIC, _VERSION, _PID, _PHASE, _SINCE, _BEATS, _CONTROL, _QUORUM, _RESUMED, _COMMITS, _GUARDED = range(11)
-_SHARD_SECONDS, _SLOWNESS = 11, 12
+_MAGIC, _VERSION, _PID, _PHASE, _SINCE, _BEATS, _CONTROL, _QUORUM, _RESUMED, _COMMITS, _GUARDED, _COLLECTIVES = range(
+    12
+)
+_SHARD_SECONDS, _SLOWNESS = 12, 13
 _HEAD = 16
 _WORDS = 8
 _STEP, _AT, _LOSS, _COMPUTED, _RECOMPUTED = range(5)
@@ -71,6 +73,7 @@ class PageView:
     shards_recomputed: int
     step_seconds: float  # median of recent steps, 0 if unknown
     guarded: bool  # it outlives the loss of another rank of its group
+    collectives: int  # see ``control_beat``
     shard_seconds: float = 0.0  # running mean of this rank, 0 if unknown
     slowness: float = 0.0  # of its group, beside the others: see core.health.slowness; 0 if unknown
 
@@ -139,8 +142,10 @@ class ProgressPage:
         self._beats += 1
         self._words[_BEATS] = self._beats
 
-    def control_beat(self) -> None:
-        """The control thread lives."""
+    def control_beat(self, collectives: int = 0) -> None:
+        """The control thread lives. ``collectives``: how many the training thread has begun with the other ranks of its
+        group, so that who is behind can be told from those who wait for it."""
+        self._words[_COLLECTIVES] = collectives
         self._control_beats += 1
         self._words[_CONTROL] = self._control_beats
 
@@ -227,6 +232,7 @@ class ProgressPage:
             shards_recomputed=last.shards_recomputed,
             step_seconds=_median_seconds(history),
             guarded=self.guarded,
+            collectives=self._words[_COLLECTIVES],
             shard_seconds=self._doubles[_SHARD_SECONDS],
             slowness=self._doubles[_SLOWNESS],
         )

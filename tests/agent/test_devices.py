@@ -32,6 +32,20 @@ def test_amd(tmp_path: Path) -> None:
     assert find({"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0,1"}, dev).ids == ("0", "1")
 
 
+def test_standbys_bring_their_own_gpu() -> None:
+    shares = Shares(Gpus(("0", "1", "2", "3", "4", "5")), 2, standbys=2)
+    assert [shares.env(group, ()) for group in (0, 1)] == [{"CUDA_VISIBLE_DEVICES": ids} for ids in ("0,1", "2,3")]
+    assert shares.env(2, (0, 1)) is None  # the last two are not for groups
+    assert shares.lend(0) == {"CUDA_VISIBLE_DEVICES": "4"} and shares.lend(1) == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert shares.lend(2) is None
+    assert shares.give(0, 1, standby=1) == {"CUDA_VISIBLE_DEVICES": "0,5"}
+    assert shares.env(0, (1,)) == {"CUDA_VISIBLE_DEVICES": "0,5"}  # so it stays from life to life
+    assert shares.lend(2) == {"CUDA_VISIBLE_DEVICES": "1"}  # that of the rank which was lost
+    shares.take_back(0)
+    shares.take_back(0)
+    assert shares.lend(3) == {"CUDA_VISIBLE_DEVICES": "4"} and shares.lend(4) is None
+
+
 def test_none(tmp_path: Path) -> None:
     assert find({}, tmp_path).ids == () == find({}, machine(tmp_path, "dri/renderD128")).ids
     assert Shares(Gpus(), 2).env(0, ()) == {}
@@ -63,6 +77,7 @@ def test_a_group_keeps_its_share_unless_it_is_not_well_and_another_is_free() -> 
     assert (given(0), given(1, 0), shares.of(1), shares.of(2)) == ("0,1", "2,3", ("2", "3"), ())
     assert shares.better(0, (0, 1))
     shares.avoided = frozenset({"1"})
+    assert given(0, 0, 1) == "0,1", "who lives cannot be given others"
     assert given(0, 1) == "4,5" and given(0, 1) == "4,5"
     assert not shares.better(1, (0, 1)), "what is left is not well"
     assert given(2, 0, 1) == "0,1", "but better than nothing"

@@ -19,7 +19,7 @@ from planaria.agent.lives import Life, Lives, ended_state, failure_of
 from planaria.agent.proc import describe, state_of
 from planaria.agent.ranklife import suspicious
 from planaria.agent.recovery import RecoveryTimes
-from planaria.core.liveness import EARLY_PASSES
+from planaria.core.liveness import EARLY_PASSES, ProgressSample
 from planaria.core.messages import NO_QUORUM, Adopted, Member, Phase, QuorumId
 from planaria.core.plan import GroupState
 from planaria.wire.page import ProgressPage
@@ -290,6 +290,11 @@ class Watched:
     frost: str | None = None
     silence: str | None = None
     judged: bool = True
+    collectives: int = 0
+
+    @property
+    def last(self) -> ProgressSample:
+        return ProgressSample(Phase.COMPUTING, 1, 1, self.frost is not None, self.collectives)
 
     def frozen(self, now: float) -> str | None:
         return self.frost
@@ -299,18 +304,21 @@ class Watched:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "accused"),
+    ("ranks", "accused", "sure"),
     [
-        ([Watched(), Watched(silence="hangs")], None),  # rank 0 saves, rank 1 waits for it in a collective
-        ([Watched(judged=False), Watched(silence="hangs")], 1),  # rank 0 waits for other groups: nobody is at work
-        ([Watched(silence="hangs"), Watched(silence="hangs")], 0),
-        ([Watched(), Watched(frost="stopped")], 1),  # a stopped process is never waiting for anybody
-        ([Watched(), Watched()], None),
+        ([Watched(), Watched(silence="hangs")], None, False),  # rank 0 saves, rank 1 waits for it in a collective
+        ([Watched(judged=False), Watched(silence="hangs")], 1, True),  # rank 0 is done and waits: for nobody but rank 1
+        ([Watched(silence="hangs"), Watched(silence="hangs")], 0, False),
+        ([Watched(silence="hangs", collectives=8), Watched(silence="hangs", collectives=7)], 1, True),
+        ([Watched(silence="waits", collectives=n) for n in (7, 8, 7)], 0, False),  # nobody knows for whom
+        ([Watched(), Watched(frost="stopped")], 1, True),  # a stopped process is never waiting for anybody
+        ([Watched(frost="stopped"), Watched(frost="stopped")], 0, False),
+        ([Watched(), Watched()], None, False),
     ],
 )
-def test_who_of_a_group_is_accused(tmp_path: Path, ranks: list[Watched], accused: int | None) -> None:
+def test_who_of_a_group_is_accused(tmp_path: Path, ranks: list[Watched], accused: int | None, sure: bool) -> None:
     life = Lives().begin(A, [tmp_path / str(number) for number in range(len(ranks))], 0.0)
     for rank, watched in zip(life.ranks, ranks, strict=True):
         rank.watch = watched  # type: ignore[assignment]
-    found, _ = suspicious(life.ranks, 1.0)
-    assert (None if found is None else found.rank) == accused
+    found, _, certain = suspicious(life.ranks, 1.0)
+    assert (None if found is None else found.rank, certain) == (accused, sure)

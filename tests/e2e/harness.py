@@ -145,7 +145,8 @@ class Run:
         return {json.loads(f.read_text())["digest"] for f in self.directory.glob("rg*/i*/result.json")}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        lines = (self.directory / "events.jsonl").read_text().splitlines()
+        record = self.directory / "events.jsonl"
+        lines = record.read_text().splitlines() if record.exists() else []
         return [e for e in map(json.loads, lines) if e["kind"] == kind]
 
     def log(self) -> str:

@@ -14,11 +14,11 @@ from tests.e2e.harness import Run
 
 pytestmark = pytest.mark.e2e
 SCRIPT = Path(__file__).parent / "scripts" / "parallel.py"
-LAYOUTS = {"fsdp": 2, "tp": 2, "pp": 2, "fsdp-tp": 4}
+LAYOUTS = {"fsdp": 2, "tp": 2, "pp": 2, "fsdp-tp": 4, "pp-fsdp": 4}
 
 
-def start(directory: Path, layout: str, *words: str, groups: int = 2) -> Run:
-    options = ("--nproc-per-group", str(LAYOUTS[layout]), "--device", "cpu")
+def start(directory: Path, layout: str, *words: str, groups: int = 2, more: tuple[str, ...] = ()) -> Run:
+    options = ("--nproc-per-group", str(LAYOUTS[layout]), "--device", "cpu", *more)
     return Run(directory, layout, *words, groups=groups, options=options, script=SCRIPT)
 
 
@@ -36,7 +36,7 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return digest
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "pp", "fsdp-tp"])
 def test_ranks_are_killed(tmp_path: Path, unhurt: Callable[[str], str], layout: str) -> None:
     with start(tmp_path / "run", layout, "--pause", "0.02") as run:
         run.step(5)

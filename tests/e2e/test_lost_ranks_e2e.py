@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Run
-from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, start
+from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, SCRIPT, start
 
 pytestmark = pytest.mark.e2e
 
@@ -34,7 +37,7 @@ def pids(run: Run, group: int, incarnation: int, ranks: int) -> dict[int, int]:
     return {rank: process.pid for rank, process in run.life(group).processes.items()}
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "tp", "fsdp-tp"])
+@pytest.mark.parametrize("layout", ["tp", "pp", "fsdp-tp", "pp-fsdp"])
 def test_ranks_are_replaced_under_the_others(tmp_path: Path, unhurt: Callable[[str], str], layout: str) -> None:
     ranks = LAYOUTS[layout]
     with start(tmp_path / "run", layout, "--guard", "--pause", "0.01") as run:
@@ -51,6 +54,29 @@ def test_ranks_are_replaced_under_the_others(tmp_path: Path, unhurt: Callable[[s
         assert len(run.events("regroup")) == 2 and len(run.events("lost")) == 2
 
 
+@pytest.mark.parametrize(("layout", "hung"), [("fsdp", 0), ("fsdp-tp", 2)])
+def test_a_stopped_rank_is_replaced(tmp_path: Path, unhurt: Callable[[str], str], layout: str, hung: int) -> None:
+    ranks = LAYOUTS[layout]
+    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01") as run:
+        before = pids(run, 1, 0, ranks)
+        run.signal(1, signal.SIGSTOP, rank=hung)
+        after = pids(run, 1, 1, ranks)
+        assert {rank for rank in before if before[rank] != after[rank]} == {hung}, run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(layout)}, run.log()
+
+
+def test_a_rank_that_hangs_is_told_from_one_that_waits_for_it(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    """All of its group compute, and none gets on."""
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", "--odd", "hangs") as run:
+        before = pids(run, 1, 0, 2)
+        after = pids(run, 1, 1, 2)
+        assert {rank for rank in before if before[rank] != after[rank]} == {1}, run.log()
+        assert "rank 1: no progress while computing a shard" in run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
 def test_another_rank_dies_while_one_is_replaced(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
     with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01") as run:
         pids(run, 1, 0, 2)
@@ -62,14 +88,44 @@ def test_another_rank_dies_while_one_is_replaced(tmp_path: Path, unhurt: Callabl
         assert run.digests() == {unhurt("fsdp")}, run.log()
 
 
-@pytest.mark.parametrize("words", [("fsdp",), ("pp", "--guard")])
-def test_a_group_that_cannot_outlive_its_rank(
-    tmp_path: Path, unhurt: Callable[[str], str], words: tuple[str, ...]
-) -> None:
-    with start(tmp_path / "run", *words, "--pause", "0.01") as run:
+def test_ranks_on_two_nodes(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def node(number: int) -> Run:
+        options = ("--nnodes", "2", "--node-rank", str(number), "--group-addr", address, "--device", "cpu")
+        words = ("fsdp", "--guard", "--pause", "0.01")
+        return Run(tmp_path / f"run{number}", *words, groups=2, options=options, script=SCRIPT)
+
+    def started(run: Run, group: int, incarnation: int) -> dict[int, int]:
+        """Pids by rank."""
+        facts = [event["data"] for event in run.events("start") if event["group"] == group]
+        return {fact["rank"]: fact["pid"] for fact in facts if fact["incarnation"] == incarnation}
+
+    with node(0) as near, node(1) as far:
+        near.settled(2)
+        os.kill(started(near, 1, 0)[1], signal.SIGKILL)  # far from the agent
+        near.incarnation(1, 1)
+        near.settled(2, beyond=near.watch.step)
+        os.kill(started(near, 0, 0)[0], signal.SIGKILL)  # the host of both rendezvous, and the one that speaks
+        near.incarnation(0, 1)
+        near.settled(2, beyond=near.watch.step)
+        assert set(started(near, 1, 1)) == {1} and set(started(near, 0, 1)) == {0}, near.log()
+        for pid in (started(near, 1, 0)[0], started(near, 1, 1)[1]):  # one is regrouped, and is dead already
+            os.kill(pid, signal.SIGKILL)
+        near.incarnation(1, 2)
+        near.settled(2, beyond=near.watch.step)
+        (far.directory / "release").touch()
+        assert (near.end(), far.end()) == (0, 0), near.log() + far.log()
+        assert near.digests() == {unhurt("fsdp")}, near.log()
+
+
+def test_a_group_that_cannot_outlive_its_rank(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--pause", "0.01") as run:
         before = pids(run, 1, 0, 2)
         run.signal(1, rank=1)
         after = pids(run, 1, 1, 2)
         assert not set(before.values()) & set(after.values()) and not run.events("regroup")
         assert run.end() == 0, run.log()
-        assert run.digests() == {unhurt(words[0])}, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()

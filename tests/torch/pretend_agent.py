@@ -10,6 +10,7 @@ import runpy
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from planaria.core.messages import Member, Publish, Quorum, QuorumId, Ready, Regroup, Report
 from planaria.wire.codec import report_from_bytes
 from planaria.wire.frames import FrameReader, send_frame
+from planaria.wire.page import ProgressPage
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HOME = Path(__file__).resolve().parents[2]
@@ -173,6 +175,15 @@ class PretendAgent:
             if skew is not None:
                 skew()
         return quorum
+
+    def wait_for_step(self, member: Member, step: int) -> None:
+        """Until the group has committed so many."""
+        page = ProgressPage.open(self.directory / f"rg{member.group}i{member.incarnation}" / "progress")
+        deadline = time.monotonic() + PATIENCE
+        while page.read().step < step:
+            assert time.monotonic() < deadline, "\n".join(map(str, self.reports))
+            time.sleep(0.005)
+        page.close()
 
     def told(self, kind: type[R], **fields: Any) -> list[R]:
         """Reports of a kind so far, with these values."""

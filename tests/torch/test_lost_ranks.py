@@ -11,13 +11,14 @@ from tests.torch.test_groups_of_ranks import end, held, release
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("words", ["fsdp", "tp", "fsdp --rich", "fsdp --compile"])
+@pytest.mark.parametrize("words", ["fsdp", "tp", "pp", "pp-loops", "fsdp --rich", "fsdp --compile"])
 def test_a_rank_is_replaced_under_the_others(tmp_path: Path, words: str, lost: int) -> None:
     with held(tmp_path, *words.split(), "--guard") as agent:
         first, second = agent.start(0), agent.start(1)
         agent.wait_for(first, second)
         founding = agent.publish([first, second], founding=True)
         agent.until(lambda: len(agent.told(Adopted, quorum=founding.id)) == 2)
+        agent.wait_for_step(second, 2)  # what is made in a first step is there
         survivor = agent.process(second, 1 - lost)
         third = agent.replace(second, lost)
         agent.until(lambda: bool(agent.told(Trouble, member=first, quorum=founding.id)))

@@ -1,4 +1,4 @@
-"""A pass through FSDP2 that ends half-way leaves nothing behind once it is unwound."""
+"""A pass that ends half-way, through FSDP2 or a pipeline, leaves nothing behind once it is unwound."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from planaria.torch.unwinding import unwind
+from planaria.errors import PlanariaError
+from planaria.torch.unwinding import Pipelines, unwind
 
 
 @pytest.fixture
@@ -80,3 +82,37 @@ def test_what_is_left_of_half_a_pass(world: None, where: int, direction: str, ke
             Breaks.fails = ""
         unwind([model])
         assert all(map(torch.equal, gradients(model), before))
+
+
+def test_what_is_left_of_half_a_step_of_a_pipeline(world: None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(breaks=True), Layer(breaks=False))
+    stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+    pipelines = Pipelines()
+
+    def step() -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(1)
+        x, y = torch.randn(2, 4, 8).unbind()
+        schedule.step(x, target=y)
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    before = step()
+    for direction in ("forward", "backward"):
+        Breaks.fails = direction
+        try:
+            with pytest.raises(RuntimeError):
+                step()
+        finally:
+            Breaks.fails = ""
+        pipelines.rewind()
+        # As those of a new rank, they ask their neighbours for shapes again.
+        assert not (stage.fwd_cache or stage.args_recv_info or schedule._stage_forward_initialized)
+        assert all(map(torch.equal, step(), before))
+    ScheduleGPipe(stage, n_microbatches=2)
+    pipelines.rewind()
+    late = ScheduleGPipe(stage, n_microbatches=2)
+    with pytest.raises(PlanariaError, match="before the loop"):
+        pipelines.rewind()
+    assert late is not None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planaria.core.messages import (
     Adopted,
+    Cast,
     Desired,
     Died,
     Drain,
@@ -18,7 +19,9 @@ from planaria.core.messages import (
     Hello,
     JobSpec,
     Kill,
+    Leaving,
     Member,
+    Migrate,
     Order,
     Phase,
     Policy,
@@ -33,6 +36,7 @@ from planaria.core.messages import (
     Report,
     Resume,
     Saved,
+    Stay,
     Stop,
     Suspected,
     Synced,
@@ -90,6 +94,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Finished, members, counts, texts),
     st.builds(Saved, members, counts, floats, texts),
     st.builds(Died, members, texts),
+    st.builds(Leaving, members),
     st.builds(Suspected, members, texts),
 )
 orders: st.SearchStrategy[Order] = st.one_of(
@@ -102,6 +107,9 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Stop, texts),
     st.builds(Resume, texts, quorum_ids),
     st.builds(Regroup, members, st.integers(1, 65535)),
+    st.builds(Cast, members, ranks, facts),
+    st.builds(Migrate, groups, ranks),
+    st.builds(Stay, ranks),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
 group_statuses = st.builds(

@@ -1,4 +1,4 @@
-"""A small model trained by groups of several ranks, laid out as told: fsdp, tp, pp, fsdp-tp, or plain."""
+"""A small model trained by groups of several ranks, laid out as told: see MESHES."""
 
 import argparse
 import contextlib
@@ -10,16 +10,25 @@ import torch
 from torch import nn
 from torch.distributed._composable import checkpoint
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import planaria.torch as pt
 
 parser = argparse.ArgumentParser()
-parser.add_argument("layout", choices=["plain", "fsdp", "tp", "pp", "fsdp-tp"])
+MESHES = {
+    "plain": None,
+    "fsdp": {"fsdp": -1},
+    "tp": {"tp": -1},
+    "pp": {"pp": -1},
+    "pp-loops": {"pp": -1},  # two stages in every rank
+    "fsdp-tp": {"fsdp": 2, "tp": -1},
+    "pp-fsdp": {"pp": 2, "fsdp": -1},
+}
+parser.add_argument("layout", choices=MESHES)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
-parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
+parser.add_argument("--hold", type=Path, help="until this file exists, shards of the second half take long")
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--guard", action="store_true")
 parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
@@ -27,7 +36,6 @@ parser.add_argument("--compile", action="store_true")
 parser.add_argument("--odd", default="", help="what goes wrong, and in the last group only")
 args = parser.parse_args()
 
-MESHES = {"plain": None, "fsdp": {"fsdp": -1}, "tp": {"tp": -1}, "pp": {"pp": -1}, "fsdp-tp": {"fsdp": 2, "tp": -1}}
 last = int(os.environ.get("PLANARIA_GROUP", 0)) + 1 == int(os.environ.get("PLANARIA_GROUPS", 1))
 odd, rank = args.odd if last else "", int(os.environ.get("RANK", 0))
 if odd == "layout":
@@ -47,12 +55,6 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
-def stage_of(layers: nn.Sequential) -> nn.Sequential:
-    """The layers of this rank's stage of the pipeline."""
-    each = len(layers) // job.world_size
-    return layers[job.rank * each : (job.rank + 1) * each]
-
-
 # Made whole on every rank, from the job's seed, and then cut: the start does not depend on the layout.
 model = nn.Sequential(nn.Linear(16, 32), Block(32), Block(32), nn.Linear(32, 4)).to(job.device)
 if args.rich:
@@ -65,19 +67,37 @@ if "tp" in args.layout:
     for block in (model[1], model[2]):
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         parallelize_module(block, job.mesh["tp"], plan)
-if "fsdp" in args.layout and odd != "whole":
-    # What is tied must be sharded together.
-    layers = (model,) if args.rich else (*model, model)
+
+
+def shard(layer: nn.Module) -> None:
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if args.rich else MixedPrecisionPolicy()
-    for layer in layers:
-        fully_shard(layer, mesh=job.mesh["fsdp"], mp_policy=half)
-        assert isinstance(layer, FSDPModule)
-        if args.device == "cpu":
-            layer.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it sums
-if args.layout == "pp":
-    model = stage_of(model)
-    stage = PipelineStage(model, job.rank, job.world_size, job.device, group=job.mesh.get_group())
-    schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=nn.functional.cross_entropy)
+    fully_shard(layer, mesh=job.mesh["fsdp"], mp_policy=half)
+    assert isinstance(layer, FSDPModule)
+    if args.device == "cpu":
+        layer.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it sums
+
+
+if "fsdp" in args.layout and odd != "whole":
+    # What is tied must be sharded together, and a pipeline's stages are sharded when they are cut.
+    for layer in (model,) if args.rich else model if "pp" in args.layout else (*model, model):
+        shard(layer)
+if "pp" in args.layout:
+    pipe = job.mesh["pp"]
+    count = pipe.size() * (2 if args.layout == "pp-loops" else 1)
+    each = len(model) // count
+    mine = range(pipe.get_local_rank(), count, pipe.size())
+    parts = [model[number * each : (number + 1) * each] for number in mine]
+    if "fsdp" in args.layout:
+        for part in parts:
+            shard(part)
+    numbered = zip(parts, mine, strict=True)
+    stages = [PipelineStage(part, n, count, job.device, group=pipe.get_group()) for part, n in numbered]
+    entropy = nn.functional.cross_entropy
+    if len(stages) == 1:
+        schedule = Schedule1F1B(stages[0], n_microbatches=2, loss_fn=entropy)
+    else:
+        schedule = ScheduleInterleaved1F1B(stages, n_microbatches=2, loss_fn=entropy)
+    model = nn.ModuleList(parts)
 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 optimizer = torch.optim.AdamW(trained, lr=1e-2, fused=args.rich)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
@@ -96,22 +116,23 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
         raise torch.OutOfMemoryError("out of memory: tried to allocate more than there is")
     with step.guard() if args.guard else contextlib.nullcontext():
         for x, y in step.batches(data):
+            while odd == "hangs" and rank == 1 and step.index == 9 and os.environ.get("PLANARIA_INCARNATION") == "0":
+                time.sleep(1)
             x, y = x.to(job.device), y.to(job.device)
             if schedule is None:
                 loss = nn.functional.cross_entropy(run(x).float(), y)
                 loss.backward()
                 step.record(loss=loss)
-            elif job.rank == 0:
-                schedule.step(x)
-            elif job.rank == job.world_size - 1:
-                losses: list[torch.Tensor] = []
-                schedule.step(target=y, losses=losses)
-                step.record(loss=torch.stack(losses).mean())
             else:
-                schedule.step()
+                losses: list[torch.Tensor] = []
+                target = {"target": y, "losses": losses} if stages[-1].is_last else {}
+                schedule.step(*([x] if stages[0].is_first else []), **target)
+                if losses:
+                    step.record(loss=torch.stack(losses).mean())
             time.sleep(args.pause)
-            held = time.monotonic() + 0.3
-            while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
+            late = step.index - args.steps // 2
+            held = time.monotonic() + min(0.3 * 1.1**late, 2.0)  # slower and slower: that is no hang
+            while args.hold and late >= 0 and time.monotonic() < held and not args.hold.exists():
                 time.sleep(0.01)
         job.clip_grad_norm_(1.0)
         optimizer.step()

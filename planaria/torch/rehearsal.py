@@ -1,0 +1,139 @@
+"""A standby tries the script before it is needed: everything up to the first step, and the body of that once.
+
+Its group's other ranks are not there (see ``ingroup``), nor are other groups, so nothing that it computes means
+anything, and nothing of it is kept: what it has afterwards are warm caches, allocators and devices. When it takes a
+lost rank's place, the state comes from peers as in every healing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from planaria.core.messages import Cast, Order, Present
+from planaria.errors import Recast, UsageError
+from planaria.exchange.layout import Layout
+from planaria.exchange.waiting import Bell
+from planaria.torch import ingroup
+from planaria.torch import random as seeding
+from planaria.torch.buckets import local_numel
+from planaria.torch.control import Control
+from planaria.torch.data import ShardedSource
+from planaria.torch.gradients import GradientStore
+from planaria.torch.settings import Settings
+from planaria.torch.state import ProtectedState
+from planaria.torch.unwinding import Pipelines, unwind
+from planaria.torch.world import GroupWorld
+
+
+class Rehearsal:
+    """In a ``Step``, takes the place of a Worker: shard 0 of step 0, whose own gradient is the result."""
+
+    step = 0
+    groups: tuple[int, ...] = ()  # so nobody writes what is to be written once
+
+    def __init__(self, settings: Settings, world: GroupWorld, state: ProtectedState, overlap: bool) -> None:
+        self.metrics: dict[str, float] = {}
+        self.guarded = False
+        self._pipelines: Pipelines | None = None
+        self._settings = settings
+        self._world = world
+        self._modules = state.modules
+        named = [(name, p) for name, p in state.parameters() if p.requires_grad]
+        self._layout = Layout([local_numel(p) for _, p in named])
+        self._store = GradientStore(named, settings.shards, self._layout, overlap=overlap)
+
+    def batches(self, data: ShardedSource) -> Iterator[Any]:
+        settings, store = self._settings, self._store
+        data.bind(settings.shards, settings.seed, self._world.part)
+        seeding.seed_shard(settings.seed, 0, 0, self._world.part[0])
+        store.begin_step()
+        store.begin_shard(0, None, micro_batches=data.micro_batches)
+        for batch in data.batches(0, 0):
+            yield batch
+            store.micro_batch_done()
+        store.end_shard()
+        sums = [store.parts(bucket)[0] for bucket in range(len(self._layout.buckets))]
+        store.assign(sums, [True] * len(store.names))
+        seeding.seed_apply(settings.seed, 0)
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        self.metrics |= {name: float(value) for name, value in values.items()}
+
+    def guard(self) -> None:
+        self.guarded = True
+        self._pipelines = self._pipelines or Pipelines()
+
+    def void(self, error: Exception) -> bool:
+        """Whatever the body did not like about numbers without a meaning, it is as warm as it gets."""
+        traceback.print_exception(error)
+        unwind(self._modules)
+        sys.stderr.write(f"planaria: {self._settings.member} could not try a whole step; it waits all the same\n")
+        return True
+
+    def end(self) -> None:
+        self._store.release()
+        if self._pipelines is not None:
+            self._pipelines.rewind()
+        if not self.guarded and self._world.size > 1:
+            raise UsageError(
+                "standbys take the place of single ranks, for which the script must put the body of its loop under "
+                "`with step.guard():`"
+            )
+
+
+def await_part(settings: Settings) -> Cast:
+    """Wait until the agent has a part for this standby. Nothing but that, or the end of the process, ends it."""
+    assert settings.socket is not None
+    bell, heard = Bell(), list[Cast]()
+
+    def on_order(order: Order) -> None:
+        if isinstance(order, Cast):
+            heard.append(order)
+            bell.ring()
+
+    control = Control(settings.socket, None, on_order, settings.where)
+    control.send(Present(settings.member, 0))
+    bell.wait(lambda: bool(heard), lambda: False)
+    control.close()
+    return heard[0]
+
+
+def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
+    """Become what the agent says: the settings from now on. Raises Recast if it is another rank than was tried, for
+    which the script must be run again."""
+    os.environ.update(cast.environ)
+    directory = Path(os.environ["PLANARIA_DIR"])
+    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
+        with suppress(OSError, ValueError):
+            stream.flush()
+        opened = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, 1 if stream is sys.stdout else 2)
+        os.close(opened)
+    if cast.rank != settings.rank or world.size == 1:  # a group of one has no ranks to meet: it starts as any other
+        _forget(world)
+        raise Recast
+    return replace(settings, member=cast.member, directory=directory, standby=None)
+
+
+def _forget(world: GroupWorld) -> None:
+    """Have torch know nothing of the ranks of the group any more."""
+    # DTensors' caches keep meshes, which say what this rank was in them, and take equal ones for the same.
+    gc.unfreeze()
+    for found in gc.get_objects():
+        if type(found) is DeviceMesh:  # isinstance would ask objects of all kinds what they are
+            found._thread_id = -1 - threading.get_ident()  # equal to none that is made from now on
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    ingroup.forget()

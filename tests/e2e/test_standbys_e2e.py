@@ -1,0 +1,123 @@
+"""Standbys: a warm process takes a lost rank's place, whichever rank it is, and the bits are the quiet run's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Run, alone
+from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, start
+from tests.e2e.test_lost_ranks_e2e import pids
+
+pytestmark = pytest.mark.e2e
+ONE = ("--standbys", "1")
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    @cache
+    def digest(layout: str) -> str:
+        with start(tmp_path_factory.mktemp(layout) / "run", layout, groups=1) as run:
+            assert run.end() == 0, run.log()
+            (found,) = run.digests()
+            return found
+
+    return digest
+
+
+def warm(run: Run, count: int) -> int:
+    """The pid of the newest standby, once so many were warm in all."""
+
+    def found() -> list[int]:
+        return [int(e["data"]["pid"]) for e in run.events("standby") if "is warm" in e["text"]]
+
+    return int(run.until(lambda: len(found()) >= count and found(), f"{count} warm standbys")[-1])
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "fsdp-tp"])
+def test_a_standby_takes_any_rank(tmp_path: Path, unhurt: Callable[[str], str], layout: str) -> None:
+    ranks = LAYOUTS[layout]
+    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01", more=ONE) as run:
+        # Each tries itself as rank 0, so the first is to be what it tried, and the second must run its script again.
+        for count, (group, lost) in enumerate([(0, 0), (1, ranks - 1)]):
+            before = pids(run, group, 0, ranks)
+            standby = warm(run, count + 1)
+            run.signal(group, rank=lost)
+            after = pids(run, group, 1, ranks)
+            assert after == {**before, lost: standby}, run.log()
+        warm(run, 3)  # they are as many as before
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(layout)}, run.log()
+        assert not run.events("unprepared")
+
+
+def test_standbys_die_too(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", more=ONE) as run:
+        os.kill(warm(run, 1), signal.SIGKILL)  # while it waits: another is prepared
+        standby = warm(run, 2)
+        pids(run, 1, 0, 2)
+        run.signal(1, rank=1)
+        run.until(lambda: run.events("regroup"), "its replacement to begin")
+        os.kill(standby, signal.SIGKILL)  # while it takes the lost one's place, or just after
+        pids(run, 1, 2, 2)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
+def test_a_script_without_a_guard_has_no_use_for_standbys(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--pause", "0.01", more=ONE) as run:
+        (told,) = run.until(lambda: run.events("unprepared"), "the reason why there is none")
+        assert "step.guard()" in told["text"]
+        run.settled(2, beyond=run.watch.step + 3)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")} and len(run.events("unprepared")) == 1
+
+
+@pytest.mark.parametrize(("layout", "more"), [("fsdp", ONE), ("fsdp-tp", ())])
+def test_ranks_move(tmp_path: Path, unhurt: Callable[[str], str], layout: str, more: tuple[str, ...]) -> None:
+    """Without standbys, one is prepared for the move."""
+    ranks = LAYOUTS[layout]
+    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01", more=more) as run:
+        for incarnation, moves in enumerate([ranks - 1, 0]):  # 0 hosts both rendezvous, and speaks for its group
+            before = pids(run, 1, incarnation, ranks)
+            done = run.operate("migrate", "1", "--rank", str(moves))
+            assert done.returncode == 0, done.stderr
+            after = pids(run, 1, incarnation + 1, ranks)
+            assert {rank for rank in before if before[rank] == after[rank]} == set(range(ranks)) - {moves}, run.log()
+        refused = run.operate("migrate", "1", "--rank", str(ranks))
+        assert refused.returncode == 2 and f"has no rank {ranks}" in refused.stderr
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(layout)}, run.log()
+        # Planned: nobody was interrupted, and no shard was computed for somebody else.
+        assert (
+            not run.events("lost")
+            and not run.events("recovered")
+            and not json.loads((tmp_path / "run" / "summary.json").read_text())["failures"]
+        )
+
+
+def test_groups_of_one(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", groups=2, options=ONE) as run:
+        standby = warm(run, 1)
+        run.signal(1)
+        assert pids(run, 1, 1, 1) == {0: standby}, run.log()
+        standby = warm(run, 2)
+        assert run.operate("migrate", "0").returncode == 0
+        assert pids(run, 0, 1, 1) == {0: standby}, run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {alone(tmp_path / "alone")}, run.log()
+        assert len(run.events("recovered")) == 1 and len(run.events("exit")) == 4
+
+
+def test_the_only_group_cannot_move_ranks(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", groups=1) as run:
+        run.settled(1)
+        refused = run.operate("migrate", "0")
+        assert refused.returncode == 2 and "the only one that holds the state" in refused.stderr
+        assert run.end() == 0, run.log()
