@@ -133,7 +133,7 @@ class Health:
     def _counts(self, reading: Reading) -> bool:
         """What is said of a group that is leaving must not be held against its next life."""
         life = self._agent.lives.groups.get(reading.group) if reading.about_group else None
-        return life is None or life.state is GroupState.RUNNING
+        return life is None or (life.state is GroupState.RUNNING and life.moving is None)
 
     def _groups_of(self, reading: Reading) -> list[int]:
         """Whom it is about: -1 for a GPU that nobody uses."""
@@ -148,7 +148,7 @@ class Health:
                 life = self._agent.lives.groups.get(group)
                 if group < 0 and not self._known(verdict):
                     self._tell(verdict, group, "no group uses it now, and none will if there is another")
-                if life is None or life.state is not GroupState.RUNNING or not life.adopted:
+                if life is None or life.state is not GroupState.RUNNING or not life.adopted or life.moving:
                     continue  # one that starts is judged when it is at work
                 reading = verdict.reading
                 reason = f"{reading.subject} {verdict.words(self._since)}"

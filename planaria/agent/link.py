@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 
 import grpc
@@ -112,11 +112,13 @@ class Link:
         whoever wants it asks again. ``reason`` and ``share`` as in ``core.wishes``."""
         assert self._channel is not None
         request = pb.GroupRequest(job=job, group=group, reason=clip(reason), share=share)
-        try:
-            await LighthouseStub(self._channel).Drain(request, timeout=_DRAIN_SECONDS)
-        except grpc.RpcError as error:
-            return _reason(error)
-        return None
+        return await _refusal(LighthouseStub(self._channel).Drain(request, timeout=_DRAIN_SECONDS))
+
+    async def migrate(self, job: str, group: int, rank: int, reason: str, share: float) -> str | None:
+        """The same for a single rank: another process is to take its place."""
+        assert self._channel is not None
+        request = pb.MigrateRequest(job=job, group=group, rank=rank, reason=clip(reason), share=share)
+        return await _refusal(LighthouseStub(self._channel).Migrate(request, timeout=_DRAIN_SECONDS))
 
     async def events(self, job: str) -> AsyncIterator[Event]:
         """The lighthouse's own events of the job, as they happen; ends when the lighthouse is lost."""
@@ -234,6 +236,14 @@ async def _trouble(channel: grpc.aio.Channel) -> str:
             return "no answer in time"
         return _reason(error)
     return ""
+
+
+async def _refusal(call: Awaitable[pb.Done]) -> str | None:
+    try:
+        await call
+    except grpc.RpcError as error:
+        return _reason(error)
+    return None
 
 
 def _reason(error: grpc.RpcError) -> str:

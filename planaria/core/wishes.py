@@ -48,9 +48,9 @@ class Wishes(Founding):
         if len(at_work) < spec.min_groups:
             raise ValueError(f"without it fewer than {spec.min_groups} groups would be left, as --min-groups says")
 
-    def migrate(self, group: int, rank: int, now: float) -> list[Effect]:
+    def migrate(self, group: int, rank: int, now: float, reason: str = "", share: float | None = None) -> list[Effect]:
         """Have another process take the place of a rank of ``group``. Raises ValueError with a sentence if that cannot
-        be."""
+        be. ``share``: as for a drain, for the group is left out for a moment."""
         self._needs_training()
         view = self._need(group)
         self._needs_rank(group, rank)
@@ -62,8 +62,11 @@ class Wishes(Founding):
             raise ValueError(f"group {group} is leaving already")
         if not self.seen.agents[view.agent].connected:
             raise ValueError(f"nothing can be moved in group {group}: its agent {view.agent} is out of reach")
+        if share is not None:
+            self._may_miss(view, share)
         self._begin(now)
-        self._event("move", f"an operator moves rank {rank} of group {group}", group)
+        moved = f"rank {rank} of group {group}"
+        self._event("move", f"{moved} is to move: {reason}" if reason else f"an operator moves {moved}", group)
         self._send(view.agent, Migrate(group, rank))
         return self._end()
 

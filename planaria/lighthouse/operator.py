@@ -66,8 +66,9 @@ class Operators(LighthouseServicer):
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
             group, rank = request.group, checks.rank(request.rank)
+            share = request.share if request.HasField("share") else None
             return (
-                lambda now: job.machine.migrate(group, rank, now),
+                lambda now: job.machine.migrate(group, rank, now, checks.clip(request.reason), share),
                 f"rank {rank} of group {group} moves when another process is ready to take its place",
             )
 

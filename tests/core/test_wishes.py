@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from quorum_desk import Desk, working
 
-from planaria.core.messages import Drain, Finished, Hello, JobSpec, Kill, Synced
+from planaria.core.messages import Drain, Finished, Hello, JobSpec, Kill, Migrate, Synced
 from planaria.core.roster import Effect, Send
 
 Verb = Callable[[Desk], list[Effect]]
@@ -120,6 +120,15 @@ def test_a_share_of_the_groups_may_be_missing_at_once_and_no_more() -> None:
     said = refused(desk, lambda desk: desk.lighthouse.drain(9, desk.now, "", 0.1))
     assert said.startswith("2 of 20 groups are missing already, and at most 2 may be")
     desk.lighthouse.drain(9, desk.now)  # an operator may
+
+
+def test_a_rank_that_moves_is_missed_with_its_group() -> None:
+    desk = working(5)
+    assert Send("a1", Migrate(1, 0)) in desk.lighthouse.migrate(1, 0, desk.now, "GPU 5 is hot", 0.1)
+    assert "rank 0 of group 1 is to move: GPU 5 is hot" in desk.events()
+    desk.dies(2)
+    said = refused(desk, lambda desk: desk.lighthouse.migrate(1, 0, desk.now, "", 0.1))
+    assert said.startswith("1 of 5 groups is missing already, and at most 1 may be")
 
 
 def test_whatever_they_are_missing_for() -> None:
