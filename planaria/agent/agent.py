@@ -18,6 +18,7 @@ from pathlib import Path
 
 from planaria.agent.ends import Ends
 from planaria.agent.events import EventLog
+from planaria.agent.health import Health, HealthWatch
 from planaria.agent.link import Link
 from planaria.agent.lives import Failure, Life, Lives
 from planaria.agent.moves import Moves
@@ -48,7 +49,7 @@ from planaria.core.messages import (
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.core.told import Told
-from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Progress, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Felt, Progress, Started
 from planaria.engines.launch import directory_of
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
@@ -74,6 +75,7 @@ class Assignment:
     standbys: int = 0  # processes that wait for a rank to be lost
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
+    health: HealthWatch | None = None  # None: nobody watches it
 
     @property
     def is_last(self) -> bool:
@@ -114,6 +116,7 @@ class Agent:
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
         self.ends = Ends(self)
+        self.health = Health(self, assignment.health) if assignment.health is not None else None
         self.standbys = Standbys(self)
         self.moves = Moves(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
@@ -133,6 +136,8 @@ class Agent:
         await self.hub.start()
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self.link.run(lighthouse)), loop.create_task(self._relay_events())]
+        if self.health is not None:
+            tasks.append(loop.create_task(self.health.run()))
         self.engine.watch(self._on_change)
         try:
             while self._outcome is None:
@@ -244,6 +249,9 @@ class Agent:
             case Progress():
                 if (life := self.lives.of(change.member)) is not None:
                     life.ranks[change.rank].told = change.sample
+            case Felt():
+                if self.health is not None:
+                    self.health.take(change.readings)
             case Broken():
                 self.finish(EXIT_FAILED if self._started_any else EXIT_BAD_INPUT, change.reason)
 

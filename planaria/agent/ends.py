@@ -145,6 +145,8 @@ class Ends:
             text = f"{life.member} stopped after {life.step} steps"
         facts = {"state": life.state.value, "exit_code": culprit.code, "rank": culprit.rank, "step": life.step}
         agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
+        if life.comes_back and life.state is GroupState.DRAINED:
+            life.state, life.makes_way = GroupState.DEAD, True
         agent.hub.forget(life.member)
         agent.orders.a_group_ended()
         agent.wake()

@@ -15,10 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from planaria.agent.events import EventLog
+from planaria.agent.health import HealthWatch
 from planaria.agent.ranklife import RankLife
 from planaria.agent.ranks import RankHub
 from planaria.agent.refill import link
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
+from planaria.core.health import Reading
 from planaria.core.liveness import HEARTBEAT, ProgressWatch
 from planaria.core.messages import Member
 from planaria.engines.base import Broken, Change, Dying, Ended, Progress, Started
@@ -53,8 +55,11 @@ class NodeHelper:
         terms: Terms,
         make_engine: Callable[[str, str, Path], tuple[Launch, LocalEngine]],
         events: EventLog,
+        health: HealthWatch | None = None,
     ) -> None:
         self.events = events
+        self._health = health
+        self._feeling: asyncio.Task[None] | None = None  # the health of this node
         self._number = number
         self._name = f"{host}-{uuid.uuid4().hex[:8]}"
         self._terms = terms
@@ -101,7 +106,10 @@ class NodeHelper:
             self._running.cancel()
 
     async def close(self) -> None:
-        """End every rank, the engine and the socket."""
+        """End every rank, the engine, the socket, and what reads signs of health."""
+        if self._feeling is not None:
+            self._feeling.cancel()
+            await asyncio.gather(self._feeling, return_exceptions=True)
         if self._engine is not None:
             await self._engine.close()
         await self._hub.close()
@@ -197,7 +205,20 @@ class NodeHelper:
             self._launch, self._engine = self._make_engine(job, stream.local_host, self._hub.path)
             self._engine.watch(self._on_change)
         self._stream = stream
+        if self._health is not None and self._feeling is None:
+            log = self._launch.directory / "health.log"
+            watching = self._health.run(log, self._placed, self._feel, self._note)
+            self._feeling = asyncio.get_running_loop().create_task(watching)
         self.events.add("node", f"this node runs ranks of job {job}")
+
+    def _placed(self) -> dict[str, tuple[int, int]]:
+        return self._engine.placed() if self._engine is not None else {}
+
+    def _feel(self, readings: list[Reading]) -> None:
+        self._say({"health": [asdict(reading) for reading in readings]})
+
+    def _note(self, sentence: str) -> None:
+        self.events.add("health", sentence)
 
     # --- ranks -----------------------------------------------------------------------------------------------
 

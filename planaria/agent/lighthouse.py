@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from planaria.agent.proc import describe
+from planaria.agent.proc import describe, has_ended
 from planaria.errors import PlanariaError, UsageError
 
 # One that dies at once again and again must not keep the machine busy; a second is one heartbeat.
@@ -109,18 +109,8 @@ class LighthouseChild:
 
     async def _ended(self) -> int:
         """Wait for the end of the process; its return code."""
-        process = self._process
-        assert process is not None
-        if process.poll() is None:
-            loop, gone = asyncio.get_running_loop(), asyncio.Event()
-            pidfd = os.pidfd_open(process.pid)
-            loop.add_reader(pidfd, gone.set)
-            try:
-                await gone.wait()
-            finally:
-                loop.remove_reader(pidfd)
-                os.close(pidfd)
-        return process.wait()
+        assert self._process is not None
+        return await has_ended(self._process)
 
 
 async def _first_line(descriptor: int) -> bytes:

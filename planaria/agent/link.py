@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 
 import grpc
@@ -14,6 +14,7 @@ from planaria.core.messages import Event, Hello, Order, Publish, Report, Synced,
 from planaria.errors import ProtocolError
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import open_channel
+from planaria.wire.checks import clip
 from planaria.wire.codec import decode_order, encode_report
 from planaria.wire.control_pb2_grpc import LighthouseStub
 from planaria.wire.status import decode_event, decode_status
@@ -106,11 +107,18 @@ class Link:
                 return decode_status(reply.jobs[0]).events
         return ()
 
-    async def drain(self, job: str, group: int) -> None:
-        """Ask the lighthouse to leave a group out. That it cannot now is no matter: whoever wants it asks again."""
+    async def drain(self, job: str, group: int, reason: str = "", share: float | None = None) -> str | None:
+        """Ask the lighthouse to leave a group out; None if it will. That it cannot now, and why, is no matter for long:
+        whoever wants it asks again. ``reason`` and ``share`` as in ``core.wishes``."""
         assert self._channel is not None
-        with suppress(grpc.RpcError):
-            await LighthouseStub(self._channel).Drain(pb.GroupRequest(job=job, group=group), timeout=_DRAIN_SECONDS)
+        request = pb.GroupRequest(job=job, group=group, reason=clip(reason), share=share)
+        return await _refusal(LighthouseStub(self._channel).Drain(request, timeout=_DRAIN_SECONDS))
+
+    async def migrate(self, job: str, group: int, rank: int, reason: str, share: float) -> str | None:
+        """The same for a single rank: another process is to take its place."""
+        assert self._channel is not None
+        request = pb.MigrateRequest(job=job, group=group, rank=rank, reason=clip(reason), share=share)
+        return await _refusal(LighthouseStub(self._channel).Migrate(request, timeout=_DRAIN_SECONDS))
 
     async def events(self, job: str) -> AsyncIterator[Event]:
         """The lighthouse's own events of the job, as they happen; ends when the lighthouse is lost."""
@@ -228,6 +236,14 @@ async def _trouble(channel: grpc.aio.Channel) -> str:
             return "no answer in time"
         return _reason(error)
     return ""
+
+
+async def _refusal(call: Awaitable[pb.Done]) -> str | None:
+    try:
+        await call
+    except grpc.RpcError as error:
+        return _reason(error)
+    return None
 
 
 def _reason(error: grpc.RpcError) -> str:

@@ -43,8 +43,9 @@ class Orders:
         self._told_total = self.total
         self._retold = True  # the next Desired only repeats what was wanted before this stream
         self._drained: set[Member] = set()
+        self._fewer: set[Member] = set()  # those of them that are not to be started again
         self._unheeded: Stop | None = None
-        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._asking: dict[int, asyncio.Task[str | None]] = {}
 
     def obey(self, order: Order) -> None:
         match order:
@@ -84,7 +85,7 @@ class Orders:
         assignment = self._agent.assignment
         if assignment.is_last:
             return self.total - assignment.first_group
-        return min(assignment.plan.desired - len(self._drained), self._told_total - assignment.first_group)
+        return min(assignment.plan.desired - len(self._fewer), self._told_total - assignment.first_group)
 
     def ask_drain(self, group: int) -> None:
         """Fewer groups are wanted: have the lighthouse leave one out. Its order comes back when it does."""
@@ -98,6 +99,7 @@ class Orders:
     def let_go(self, life: Life) -> None:
         """A group left by itself in mid-training. Like a drained one it is not replaced, and ends nothing."""
         self._drained.add(life.member)
+        self._fewer.add(life.member)
         self.total -= 1
         life.state = GroupState.DRAINED
 
@@ -122,11 +124,13 @@ class Orders:
         if order.member in self._drained:
             return
         self._drained.add(order.member)
-        self.total -= 1
+        if life is None or not life.comes_back:
+            self._fewer.add(order.member)
+            self.total -= 1
         if life is not None and life.alive:
             life.state = GroupState.DRAINING
             self._agent.hub.send(order.member, order)
-        elif life is not None and life.state is GroupState.DEAD:
+        elif life is not None and life.state is GroupState.DEAD and not life.comes_back:
             life.state = GroupState.DRAINED
 
     def _kill(self, order: Kill) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +69,20 @@ def ending(pid: int) -> int | None:
     if not fields or not (fields[0] in ("Z", "X") or int(fields[_FLAGS]) & _PF_EXITING):
         return None
     return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
+
+
+async def has_ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a child without blocking the event loop; its return code."""
+    if process.poll() is None:
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+    return process.wait()
 
 
 def children_of_self() -> list[int]:

@@ -14,7 +14,7 @@ from planaria.agent.helper import NodeHelper
 from planaria.agent.logs import LogPump
 from planaria.agent.proc import end_all_children
 from planaria.cli.logdir import held, move_aside, move_groups_aside, usable
-from planaria.cli.options import RunOptions, gpus_of
+from planaria.cli.options import RunOptions, gpus_of, health_watch
 from planaria.cli.supervise import SHOWN, follow, heeded, launch_of, say, terms_of
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
@@ -41,7 +41,9 @@ async def _help_out(options: RunOptions) -> int:
         launch = launch_of(options, job, options.host or host, path)
         return launch, LocalEngine(launch, gpus_of(options))
 
-    helper = NodeHelper(options.node_rank, socket.gethostname(), terms_of(options), make_engine, events)
+    helper = NodeHelper(
+        options.node_rank, socket.gethostname(), terms_of(options), make_engine, events, health_watch(options)
+    )
     loop = asyncio.get_running_loop()
     for signum in heeded():
         loop.add_signal_handler(signum, helper.interrupt, signum)

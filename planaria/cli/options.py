@@ -6,13 +6,17 @@ import importlib.machinery
 import os
 import re
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from planaria.agent.health import HealthWatch
+from planaria.core.healthtable import HealthTable, parse
 from planaria.core.messages import PROMISES, REDUCTIONS, Policy
 from planaria.engines.devices import Gpus, find
 from planaria.engines.nodestream import DEFAULT_ADDRESS
@@ -56,6 +60,7 @@ class RunOptions:
     nnodes: int = 1
     node_rank: int = 0
     group_addr: str = DEFAULT_ADDRESS
+    health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
 
     @property
@@ -75,6 +80,19 @@ def policy_named(name: str) -> Policy:
     except ValueError:
         known = ", ".join(policy.value for policy in Policy)
         raise UsageError(f"--policy {name}: unknown policy; known policies: {known}") from None
+
+
+def health_table(given: str | None, dry_run: bool) -> HealthTable | None:
+    """What --health and --health-dry-run ask for. UsageError if the file is no table of health rules."""
+    if given == "off":
+        return None
+    try:
+        table = HealthTable() if given is None else parse(tomllib.loads(Path(given).read_text()))
+    except OSError as error:
+        raise UsageError(f"--health {given}: cannot read it ({error.strerror})") from None
+    except ValueError as error:  # no TOML, no text, or no table
+        raise UsageError(f"--health {given}: {error}") from None
+    return replace(table, dry_run=table.dry_run or dry_run)
 
 
 def new_job(script: str) -> str:
@@ -104,6 +122,9 @@ def check(options: RunOptions) -> None:
         _check_module(options.script)
     else:
         _check_script(Path(options.script))
+    command = options.health.command if options.health is not None else None
+    if command is not None and shutil.which(command.argv[0]) is None:
+        raise UsageError(f"--health: there is no program {command.argv[0]} that could be run as the health command")
     if options.checkpoint is not None:
         _check_directory(options.checkpoint, "--checkpoint")
     _check_directory(options.log_dir, "--log-dir")
@@ -153,6 +174,11 @@ def _check_numbers(options: RunOptions) -> None:
 def gpus_of(options: RunOptions) -> Gpus:
     """What the groups of this node share: nothing if they are to use none."""
     return Gpus() if options.device == "cpu" else find(os.environ)
+
+
+def health_watch(options: RunOptions) -> HealthWatch | None:
+    """What is watched on this node."""
+    return None if options.health is None else HealthWatch(options.health, gpus_of(options).nvidia)
 
 
 def _check_devices(options: RunOptions) -> None:

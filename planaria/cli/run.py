@@ -109,6 +109,12 @@ def run(
     http: Annotated[
         str | None, _option("--http", help="host:port for the own lighthouse's status pages and metrics.")
     ] = None,
+    health: Annotated[
+        str | None, _option("--health", help="Table of health rules (TOML) over the default ones, or off.")
+    ] = None,
+    health_dry_run: Annotated[
+        bool, _option("--health-dry-run", help="Only say what would be done for the health of a group.")
+    ] = False,
     host: Annotated[
         str | None,
         _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
@@ -149,6 +155,7 @@ def run(
         nnodes=nnodes,
         node_rank=node_rank,
         group_addr=group_addr,
+        health=opts.health_table(health, health_dry_run),
         standbys=standbys,
     )
     opts.check(options)

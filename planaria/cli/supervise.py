@@ -20,7 +20,7 @@ from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
 from planaria.cli.logdir import former_life, held, move_aside, usable
-from planaria.cli.options import RunOptions, gpus_of
+from planaria.cli.options import RunOptions, gpus_of, health_watch
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
 from planaria.engines.base import Engine
@@ -32,6 +32,7 @@ from planaria.engines.spread import SpreadEngine, Terms
 SHOWN = frozenset(
     {
         "exit",
+        "health",
         "kill",
         "left",
         "lighthouse",
@@ -148,6 +149,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         standbys=options.standbys,
         name=name,
         following=following,
+        health=health_watch(options),
     )
 
 

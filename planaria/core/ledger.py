@@ -258,10 +258,14 @@ class Ledger:
         if self.seen.lost(agent) and at_work:  # one whose groups have all ended has just left
             self._event("agent", f"agent {agent} is out of reach: {why}")
 
-    def _start_draining(self, view: Group) -> None:
+    def _start_draining(self, view: Group, reason: str = "") -> None:
         view.draining = True
         self._send(view.agent, Drain(view.member))
-        self._event("drain", f"{view.member} leaves after the next commit", view.member.group)
+        self._event(
+            "drain",
+            f"{view.member} leaves after the next commit" + (f": {reason}" if reason else ""),
+            view.member.group,
+        )
 
     def _refuse(self, view: Group, reason: str) -> None:
         view.state, view.note, self._news = State.REFUSED, reason, True

@@ -6,6 +6,7 @@ import signal as signals
 from dataclasses import replace
 
 from planaria.core.founding import Founding
+from planaria.core.health import allowed
 from planaria.core.messages import Desired, Kill, Member, Migrate
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 
@@ -13,19 +14,43 @@ from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 class Wishes(Founding):
     """Each verb returns effects, or raises ValueError with a sentence for people and changes nothing."""
 
-    def drain(self, group: int, now: float) -> list[Effect]:
-        """Leave ``group`` out from the next commit on. Raises ValueError with a sentence if that cannot be."""
+    def drain(self, group: int, now: float, reason: str = "", share: float | None = None) -> list[Effect]:
+        """Leave ``group`` out from the next commit on. Raises ValueError with a sentence if that cannot be.
+
+        ``share``: it is not an operator who wants this, but something that may want it of every group at once; so no
+        more than this share of the groups that the job should have, and at least one, may be missing then, for
+        whatever reason."""
         self._needs_training()
         view = self._need(group)
         if not any(g is not view and not g.draining and self._usable(g) for g in self.seen.groups.values()):
             raise ValueError(f"group {group} is the only one that works; draining it would end the job")
+        if share is not None:
+            self._may_miss(view, share)
         self._begin(now)
-        self._start_draining(view)
+        self._start_draining(view, reason)
         return self._end()
 
-    def migrate(self, group: int, rank: int, now: float) -> list[Effect]:
+    def _may_miss(self, view: Group, share: float) -> None:
+        """Raises ValueError if the job cannot do without this group as well. Drained ones are missed until an operator
+        says how many the job is to have (scale)."""
+        spec = self.spec
+        if spec is None:
+            raise ValueError("no agent has told this job's size yet; try again in a second")
+        at_work = [
+            g
+            for g in self.seen.groups.values()
+            if g is not view and g.state is State.ACTIVE and not g.draining and self._in_force(g.member)
+        ]
+        missing, most = spec.groups - len(at_work), allowed(share, spec.groups)
+        if missing > most:
+            others = f"{missing - 1} of {spec.groups} groups {'is' if missing == 2 else 'are'} missing already"
+            raise ValueError(f"{others}, and at most {most} may be; planaria scale says how many the job is to have")
+        if len(at_work) < spec.min_groups:
+            raise ValueError(f"without it fewer than {spec.min_groups} groups would be left, as --min-groups says")
+
+    def migrate(self, group: int, rank: int, now: float, reason: str = "", share: float | None = None) -> list[Effect]:
         """Have another process take the place of a rank of ``group``. Raises ValueError with a sentence if that cannot
-        be."""
+        be. ``share``: as for a drain, for the group is left out for a moment."""
         self._needs_training()
         view = self._need(group)
         self._needs_rank(group, rank)
@@ -37,8 +62,11 @@ class Wishes(Founding):
             raise ValueError(f"group {group} is leaving already")
         if not self.seen.agents[view.agent].connected:
             raise ValueError(f"nothing can be moved in group {group}: its agent {view.agent} is out of reach")
+        if share is not None:
+            self._may_miss(view, share)
         self._begin(now)
-        self._event("move", f"an operator moves rank {rank} of group {group}", group)
+        moved = f"rank {rank} of group {group}"
+        self._event("move", f"{moved} is to move: {reason}" if reason else f"an operator moves {moved}", group)
         self._send(view.agent, Migrate(group, rank))
         return self._end()
 

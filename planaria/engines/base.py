@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from planaria.core.health import Reading
 from planaria.core.liveness import ProgressSample
 from planaria.core.messages import Member, Order
 
@@ -69,13 +70,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Felt:
+    """Signs of health that were read on another node."""
+
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The engine cannot create anything any more. ``reason`` is a sentence for people."""
 
     reason: str
 
 
-Change = Started | Dying | Ended | Progress | Broken
+Change = Started | Dying | Ended | Progress | Felt | Broken
 
 
 class Engine(Protocol):
@@ -116,6 +124,15 @@ class Engine(Protocol):
 
     def list(self) -> tuple[Instance, ...]:
         """All ranks that were created and have not ended."""
+
+    def placed(self) -> dict[str, tuple[int, int]]:
+        """The (group, rank) that each GPU of this node belongs to, by its name in CUDA_VISIBLE_DEVICES."""
+
+    def avoid(self, gpus: Collection[str]) -> None:
+        """Give no group one of these GPUs of this node, unless there is nothing else."""
+
+    def elsewhere(self, group: int) -> bool:
+        """Whether the group, started again, would get other GPUs than it has, and none of those to be avoided."""
 
     def relay(self, member: Member, order: Order) -> None:
         """Pass an order on to the ranks of the member that are not connected to the agent's own socket."""

@@ -17,6 +17,11 @@ class Gpus:
     ids: tuple[str, ...] = ()
     variables: tuple[str, ...] = (_CUDA,)
 
+    @property
+    def nvidia(self) -> tuple[str, ...]:
+        """Those that are not AMD's."""
+        return () if _HIP in self.variables else self.ids
+
     def env(self, ids: tuple[str, ...]) -> dict[str, str]:
         return {variable: ",".join(ids) for variable in self.variables}
 
@@ -46,8 +51,11 @@ def _named(value: str) -> tuple[str, ...]:
 
 
 class Shares:
-    """Equal shares of ``each`` GPUs, in the order of their ids. A group keeps its share from life to life. The last
-    ``standbys`` GPUs are lent to single processes, which may come to take their GPU into a group's share."""
+    """Equal shares of ``each`` GPUs, in the order of their ids. A group keeps its share from life to life, unless there
+    is a better one: ``avoided`` are GPUs that are not well. The last ``standbys`` GPUs are lent to single processes,
+    which may come to take their GPU into a group's share."""
+
+    avoided: frozenset[str] = frozenset()
 
     def __init__(self, gpus: Gpus, each: int, standbys: int = 0) -> None:
         self._gpus = gpus
@@ -67,11 +75,14 @@ class Shares:
         nothing is said."""
         if not self.any:
             return {}
-        share = self._of.get(group)
+        own = self._of.get(group)
+        share = own
+        if own is None or (self._bad(own) and group not in living):  # ranks that live hold theirs
+            free = self._free([*living, group])
+            share = free if own is None or (free is not None and not self._bad(free)) else own
         if share is None:
-            share = self._free(living)
-            if share is None:
-                return None
+            return None
+        if share != own:
             # Whoever had it is gone, and gets another one should it come back.
             self._of = {other: theirs for other, theirs in self._of.items() if theirs != share}
             self._of[group] = share
@@ -83,7 +94,8 @@ class Shares:
             return {}
         if not self._spare:
             return None
-        self._lent[standby] = self._spare.pop(0)
+        self._lent[standby] = best = min(self._spare, key=lambda id: id in self.avoided)  # the first of the best
+        self._spare.remove(best)
         return self._gpus.env((self._lent[standby],))
 
     def give(self, group: int, position: int, standby: int) -> dict[str, str]:
@@ -102,8 +114,21 @@ class Shares:
         if (id := self._lent.pop(standby, None)) is not None:
             self._spare.append(id)
 
+    def of(self, group: int) -> tuple[str, ...]:
+        """The GPUs that the group has or had last."""
+        share = self._of.get(group)
+        return () if share is None else tuple(self._shares[share])
+
+    def better(self, group: int, living: Collection[int]) -> bool:
+        """Whether a share of GPUs that are all well is free for the group, other than its own."""
+        free = self._free([*living, group])
+        return free is not None and not self._bad(free)
+
+    def _bad(self, share: int) -> bool:
+        return not self.avoided.isdisjoint(self._shares[share])
+
     def _free(self, living: Collection[int]) -> int | None:
-        """The first that nobody ever had, else one of a group that is not alive."""
+        """The first that nobody ever had, else one of a group that is not alive; rather one whose GPUs are well."""
         untouched = [share for share in range(len(self._shares)) if share not in self._of.values()]
         left = [share for group, share in sorted(self._of.items()) if group not in living]
-        return next(iter([*untouched, *left]), None)
+        return min([*untouched, *left], key=self._bad, default=None)  # the first of the best

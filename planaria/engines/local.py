@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import count
 
@@ -169,6 +169,20 @@ class LocalEngine:
     def port_of(self, member: Member) -> int:
         """MASTER_PORT of an incarnation that was created and has not ended."""
         return self._shared[member].port
+
+    def placed(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for member, rank in self._lives:
+            gpus = self._shares.of(member.group)
+            if (at := rank - self._launch.ranks.start) < len(gpus):
+                found[gpus[at]] = (member.group, rank)
+        return found
+
+    def avoid(self, gpus: Collection[str]) -> None:
+        self._shares.avoided = frozenset(gpus)
+
+    def elsewhere(self, group: int) -> bool:
+        return self._shares.better(group, {member.group for member in self._shared})
 
     def relay(self, member: Member, order: Order) -> None:
         """All ranks are connected to the agent's socket."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from planaria.core.exits import EXIT_FAILED
+from planaria.core.health import reading_from
 from planaria.core.liveness import ProgressSample
 from planaria.core.messages import Member, Order, Phase
-from planaria.engines.base import Broken, Change, Dying, Ended, Instance, Progress, Remains, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Felt, Instance, Progress, Remains, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 from planaria.engines.nodestream import NodeStream, Word
@@ -125,6 +126,15 @@ class SpreadEngine:
 
     def environ_of(self, member: Member, rank: int) -> dict[str, str]:
         return self._local.environ_of(member, rank)
+
+    def placed(self) -> dict[str, tuple[int, int]]:
+        return self._local.placed()
+
+    def avoid(self, gpus: Collection[str]) -> None:
+        self._local.avoid(gpus)
+
+    def elsewhere(self, group: int) -> bool:
+        return False  # it would need other GPUs on every node, or to know which of them are free there
 
     def look(self, member: Member) -> None:
         self._local.look(member)  # the other nodes look for themselves
@@ -256,6 +266,8 @@ class SpreadEngine:
                 for group, incarnation, rank, *sample in pages:
                     if (Member(group, incarnation), rank) in node.alive:
                         self._tell(Progress(Member(group, incarnation), rank, sample_from(sample)))
+            case {"health": list(readings)}:
+                self._tell(Felt(tuple(replace(reading_from(facts), node=node.number) for facts in readings)))
             case {"broken": str(reason)}:
                 self._tell(Broken(f"node {node.number}: {reason}"))
             case {"stop": int(signum)}:

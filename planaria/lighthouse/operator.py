@@ -53,8 +53,9 @@ class Operators(LighthouseServicer):
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
+            share = request.share if request.HasField("share") else None
             return (
-                lambda now: job.machine.drain(request.group, now),
+                lambda now: job.machine.drain(request.group, now, checks.clip(request.reason), share),
                 f"group {request.group} leaves after one of the next commits",
             )
 
@@ -65,8 +66,9 @@ class Operators(LighthouseServicer):
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
             group, rank = request.group, checks.rank(request.rank)
+            share = request.share if request.HasField("share") else None
             return (
-                lambda now: job.machine.migrate(group, rank, now),
+                lambda now: job.machine.migrate(group, rank, now, checks.clip(request.reason), share),
                 f"rank {rank} of group {group} moves when another process is ready to take its place",
             )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from planaria.core import stepper as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
+from planaria.core.health import slowness
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
 from planaria.exchange import healing
@@ -380,9 +381,18 @@ class Worker:
             self._data.commit(cursors(records))
         self._begun = None
         self.session.stepper.exchanged(work.quorum, words)
+        self._show_speed(words)
         self.session.show(Phase.APPLYING)
         seeding.seed_apply(self.settings.seed, work.step)
         return True
+
+    def _show_speed(self, words: list[ControlWord]) -> None:
+        """For whoever watches: how fast this rank is, and its group beside the others, as all said in this step."""
+        if self.session.page is None:
+            return
+        own = self._partners.index(self.session.member.group)
+        others = [word.seconds_per_shard for rank, word in enumerate(words) if rank != own]
+        self.session.page.speed(self._mean_seconds, slowness(words[own].seconds_per_shard, others))
 
     def _exchange_all(self, work: core.Exchange) -> ExchangeResult:
         if self._begun != work:

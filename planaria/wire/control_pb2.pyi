@@ -479,22 +479,30 @@ class KillRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., signal: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("job", "group", "rank")
+    __slots__ = ("job", "group", "rank", "reason", "share")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: int
     rank: int
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    reason: str
+    share: float
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class GroupRequest(_message.Message):
-    __slots__ = ("job", "group")
+    __slots__ = ("job", "group", "reason", "share")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: int
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ...) -> None: ...
+    reason: str
+    share: float
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("job", "groups")

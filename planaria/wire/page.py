@@ -6,8 +6,9 @@ writing thread, or lies in a slot that is written first and published by such a 
 serves display and liveness; no decision of a step depends on it.
 
 Layout, in 8-byte words of the machine's own byte order (the file never leaves the machine): magic, version,
-pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits, guarded, collectives;
-then SLOTS commits of 8 words each: step, at (ns), loss (a double), shards computed, shards recomputed, and 3 spare.
+pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits, guarded, collectives,
+seconds per shard and slowness (doubles); then SLOTS commits of 8 words each: step, at (ns), loss (a double), shards
+computed, shards recomputed, and 3 spare.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _SLOTS = KEPT + 1  # the slot being written is never one of those shown
 _MAGIC, _VERSION, _PID, _PHASE, _SINCE, _BEATS, _CONTROL, _QUORUM, _RESUMED, _COMMITS, _GUARDED, _COLLECTIVES = range(
     12
 )
+_SHARD_SECONDS, _SLOWNESS = 12, 13
 _HEAD = 16
 _WORDS = 8
 _STEP, _AT, _LOSS, _COMPUTED, _RECOMPUTED = range(5)
@@ -72,6 +74,8 @@ class PageView:
     step_seconds: float  # median of recent steps, 0 if unknown
     guarded: bool  # it outlives the loss of another rank of its group
     collectives: int  # see ``control_beat``
+    shard_seconds: float = 0.0  # running mean of this rank, 0 if unknown
+    slowness: float = 0.0  # of its group, beside the others: see core.health.slowness; 0 if unknown
 
 
 class ProgressPage:
@@ -193,6 +197,11 @@ class ProgressPage:
     def guarded(self, guarded: bool) -> None:
         self._words[_GUARDED] = int(guarded)
 
+    def speed(self, shard_seconds: float, slowness: float) -> None:
+        """How long this rank takes for a shard, and how slow its group is beside the others."""
+        self._doubles[_SHARD_SECONDS] = shard_seconds
+        self._doubles[_SLOWNESS] = slowness
+
     @property
     def pid(self) -> int:
         return self._words[_PID]
@@ -224,6 +233,8 @@ class ProgressPage:
             step_seconds=_median_seconds(history),
             guarded=self.guarded,
             collectives=self._words[_COLLECTIVES],
+            shard_seconds=self._doubles[_SHARD_SECONDS],
+            slowness=self._doubles[_SLOWNESS],
         )
 
     def commits(self) -> list[tuple[int, int]]:

@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -89,15 +90,31 @@ async def make_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Engine]]:
         await engine.engine.close()
 
 
+@pytest.fixture
+def address() -> str:
+    """A free one, on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 class Run:
     """A ``planaria run`` in a process of its own; its output goes to files."""
 
     def __init__(
-        self, directory: Path, *args: str, environ: dict[str, str] | None = None, namespace: str | None = None
+        self,
+        directory: Path,
+        *args: str,
+        environ: dict[str, str] | None = None,
+        namespace: str | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> None:
+        """``files``: what is to lie where it is started."""
         self.directory = directory
         self.logs = directory / "logs"
         directory.mkdir(exist_ok=True)
+        for name, text in (files or {}).items():
+            (directory / name).write_text(text)
         self.out, self.err = directory / "out.txt", directory / "err.txt"
         command = [sys.executable, "-m", "planaria", "run", "--log-dir", str(self.logs), *args]
         with self.out.open("wb") as out, self.err.open("wb") as err:

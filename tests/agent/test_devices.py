@@ -64,3 +64,25 @@ def test_none(tmp_path: Path) -> None:
 )
 def test_the_environment_comes_first(tmp_path: Path, value: str, ids: tuple[str, ...]) -> None:
     assert find({"CUDA_VISIBLE_DEVICES": value}, machine(tmp_path, "nvidia0")).ids == ids
+
+
+def test_a_group_keeps_its_share_unless_it_is_not_well_and_another_is_free() -> None:
+    shares = Shares(Gpus(("0", "1", "2", "3", "4", "5")), 2)
+
+    def given(group: int, *living: int) -> str:
+        env = shares.env(group, living)
+        assert env is not None
+        return env["CUDA_VISIBLE_DEVICES"]
+
+    assert (given(0), given(1, 0), shares.of(1), shares.of(2)) == ("0,1", "2,3", ("2", "3"), ())
+    assert shares.better(0, (0, 1))
+    shares.avoided = frozenset({"1"})
+    assert given(0, 0, 1) == "0,1", "who lives cannot be given others"
+    assert given(0, 1) == "4,5" and given(0, 1) == "4,5"
+    assert not shares.better(1, (0, 1)), "what is left is not well"
+    assert given(2, 0, 1) == "0,1", "but better than nothing"
+    shares.avoided = frozenset({"3", "0"})
+    assert given(1, 0, 2) == "2,3", "its own is as good as any"
+    shares.avoided = frozenset({"3"})
+    assert given(1, 0, 2) == "2,3", "the better one is taken"
+    assert given(1, 0) == "0,1", "until its owner is gone"

@@ -36,14 +36,6 @@ def networks() -> Iterator[Networks]:
         made.close()
 
 
-@pytest.fixture
-def address() -> str:
-    """A free one, on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 def pids(run: Run, group: int, ranks: int, incarnation: int = 0) -> list[int]:
     return [run.pid_of(group, incarnation, rank) for rank in range(ranks)]
 

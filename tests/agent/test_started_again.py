@@ -14,10 +14,7 @@ from planaria.core.messages import Member
 from planaria.lighthouse.client import OperatorClient
 
 from .conftest import SCRIPTS, Run, plain_environ
-from .test_nodes import address
 from .test_run import everything_ended
-
-__all__ = ["address"]
 
 StartRun = Callable[..., Run]
 FOR_LONG = (str(SCRIPTS / "speaker.py"), "1000000", "0.02")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from quorum_desk import Desk, working
 
-from planaria.core.messages import Finished, Hello, JobSpec, Kill, Synced
+from planaria.core.messages import Drain, Finished, Hello, JobSpec, Kill, Migrate, Synced
 from planaria.core.roster import Effect, Send
 
 Verb = Callable[[Desk], list[Effect]]
@@ -105,3 +105,71 @@ def test_a_job_that_is_complete(verb: Verb) -> None:
 def test_too_few_groups(groups: int) -> None:
     said = refused(working(), lambda desk: desk.lighthouse.scale(groups, desk.now))
     assert said == f"a job needs at least one group, not {groups}"
+
+
+# --- groups that leave for their health -------------------------------------------------------------------------------
+
+
+def test_a_share_of_the_groups_may_be_missing_at_once_and_no_more() -> None:
+    desk = working(20)
+    for group in (3, 7):
+        assert Send(f"a{group}", Drain(desk.member(group))) in desk.lighthouse.drain(
+            group, desk.now, "GPU 5 is hot", 0.1
+        )
+    assert "group 7 (incarnation 0) leaves after the next commit: GPU 5 is hot" in desk.events()
+    said = refused(desk, lambda desk: desk.lighthouse.drain(9, desk.now, "", 0.1))
+    assert said.startswith("2 of 20 groups are missing already, and at most 2 may be")
+    desk.lighthouse.drain(9, desk.now)  # an operator may
+
+
+def test_a_rank_that_moves_is_missed_with_its_group() -> None:
+    desk = working(5)
+    assert Send("a1", Migrate(1, 0)) in desk.lighthouse.migrate(1, 0, desk.now, "GPU 5 is hot", 0.1)
+    assert "rank 0 of group 1 is to move: GPU 5 is hot" in desk.events()
+    desk.dies(2)
+    said = refused(desk, lambda desk: desk.lighthouse.migrate(1, 0, desk.now, "", 0.1))
+    assert said.startswith("1 of 5 groups is missing already, and at most 1 may be")
+
+
+def test_whatever_they_are_missing_for() -> None:
+    desk = working(5)
+    desk.dies(1)
+    said = refused(desk, lambda desk: desk.lighthouse.drain(2, desk.now, "", 0.1))
+    assert said.startswith("1 of 5 groups is missing already, and at most 1 may be")
+
+
+def test_who_is_back_at_work_is_missing_no_more() -> None:
+    desk = working(5)
+    desk.lighthouse.drain(1, desk.now, "", 0.1)
+    for group in (0, 2, 3, 4):
+        desk.adopts(group, 2, 5)
+    desk.dies(1)
+    desk.ready(1)
+    refused(desk, lambda desk: desk.lighthouse.drain(2, desk.now, "", 0.1))
+    for group in range(5):
+        desk.adopts(group, 3, 6)
+    assert desk.lighthouse.drain(2, desk.now, "", 0.1)
+
+
+def test_an_operator_says_how_many_the_job_is_to_have() -> None:
+    desk = working(5)
+    desk.lighthouse.drain(4, desk.now, "", 0.1)
+    for group in range(4):
+        desk.adopts(group, 2, 5)
+    desk.lighthouse.scale(4, desk.now)
+    assert desk.lighthouse.drain(2, desk.now, "", 0.1)
+
+
+def test_neither_the_last_nor_one_of_the_fewest() -> None:
+    desk = Desk(3, ready=False)
+    for group in range(3):
+        desk.tell(group, Hello(f"a{group}", "host", JobSpec("job", 3, min_groups=2)))
+        desk.tell(group, Synced())
+        desk.ready(group)
+    for group in range(3):
+        desk.adopts(group, 1)
+    desk.lighthouse.drain(0, desk.now, "", 1.0)
+    said = refused(desk, lambda desk: desk.lighthouse.drain(1, desk.now, "", 1.0))
+    assert said == "without it fewer than 2 groups would be left, as --min-groups says"
+    said = refused(working(1), lambda desk: desk.lighthouse.drain(0, desk.now, "", 1.0))
+    assert said == "group 0 is the only one that works; draining it would end the job"

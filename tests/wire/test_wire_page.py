@@ -46,8 +46,11 @@ def test_the_reader_sees_each_write_at_once(path: Path) -> None:
     assert view.beat > before.beat and view.phase_since_ns >= before.phase_since_ns
     page.quorum = QuorumId(2**32 - 1, 9)
     assert reader.quorum == page.quorum == reader.read().quorum == QuorumId(2**32 - 1, 9)
+    assert (view.shard_seconds, view.slowness) == (0.0, 0.0)
+    page.speed(0.125, 1.5)
     page.committed(11, QuorumId(3, 4), 0.25, 1_000, 6, 2)
     view = reader.read()
+    assert (view.shard_seconds, view.slowness) == (0.125, 1.5)
     assert (view.step, view.quorum, view.loss, view.committed_at_ns) == (11, QuorumId(3, 4), 0.25, 1_000)
     assert (view.shards_computed, view.shards_recomputed) == (6, 2)
 

@@ -61,7 +61,7 @@ for step in job.steps(args.steps):
             loss = loss * float("nan")
         loss.backward()
         step.record(loss=loss)
-        time.sleep(args.pause)
+        time.sleep(args.pause + (0.2 if odd == "slow" else 0.0))
         held = time.monotonic() + 0.3
         while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
             time.sleep(0.01)

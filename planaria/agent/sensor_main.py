@@ -1,0 +1,63 @@
+"""A sensor: ``python -m planaria.agent.sensor_main PARENT EVERY CWD nvml GPU… | command WORD…``.
+
+Single-threaded, and started by ``planaria.agent.sensors``. Reads every EVERY seconds, and prints a line for each round.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from planaria.agent.nvml import Nvml, Unreadable
+from planaria.agent.proc import die_with_parent
+from planaria.agent.sitecommand import SiteCommand
+from planaria.core.health import Reading
+
+
+def main() -> None:
+    parent, every, cwd, kind, *words = sys.argv[1:]
+    die_with_parent(int(parent))
+    if kind == "nvml":
+        _read_nvml(float(every), words)
+    else:
+        _run_command(float(every), words, cwd)
+
+
+def _read_nvml(every: float, gpus: list[str]) -> None:
+    try:
+        nvml = Nvml(gpus)
+    except Unreadable as error:
+        _note(str(error))
+        return
+    for sentence in nvml.missing:
+        _note(sentence)
+    while True:
+        _tell(nvml.read(every))
+
+
+def _run_command(every: float, argv: list[str], cwd: str) -> None:
+    command = SiteCommand(argv, every, cwd)
+    noted = ""
+    while True:
+        began = time.monotonic()
+        done = command.run()
+        _tell(done.readings)
+        if done.problem and done.kind != noted:  # the same trouble, round after round, is told once
+            _note(done.problem)
+        noted = done.kind
+        time.sleep(max(0.0, every - (time.monotonic() - began)))
+
+
+def _tell(readings: Iterable[Reading]) -> None:
+    print(json.dumps({"readings": [asdict(reading) for reading in readings]}), flush=True)
+
+
+def _note(sentence: str) -> None:
+    print(json.dumps({"note": sentence}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

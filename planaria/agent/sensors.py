@@ -1,0 +1,115 @@
+"""Processes that read signs of health beside the agent: what they call may hang, as a driver does whose GPU is sick.
+
+A sensor prints a line of JSON for every round of readings, or for something that people must know. It dies with its
+agent. What it does itself is in ``sensor_main``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.agent.proc import describe, has_ended, kill_group
+from planaria.core.health import Reading, reading_from
+from planaria.core.liveness import STARTING, Rule, Silences
+
+_MODULE = "planaria.agent.sensor_main"
+# A process that was sent SIGKILL is gone in milliseconds, unless the kernel holds it: nobody waits longer for it.
+_GONE_SECONDS = 1.0
+# Of a command's output at its most, written out as readings.
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """What one such process does. ``words``: its arguments; ``what``: its name in a sentence."""
+
+    words: tuple[str, ...]
+    what: str
+    every: float  # seconds between two rounds
+    guards_itself: bool = False  # it tells of its own silences
+
+
+async def read_out(
+    sensor: Sensor, log: Path, take: Callable[[Sequence[Reading]], None], note: Callable[[str], None]
+) -> None:
+    """Run ``sensor`` until cancelled, or until it says that there is nothing to read: it is started again if it dies,
+    and if it falls silent. ``take`` gets every round of readings, ``note`` sentences for people. No process is left."""
+    # Three rounds missed are a silence worth a restart; the first round may start the driver, which takes long.
+    silences = Silences(Rule(3 * sensor.every, 3.0, 12 * sensor.every, STARTING.floor))
+    while True:
+        try:
+            process, reader = await _start(sensor, log)
+        except OSError as error:  # no memory for another process: perhaps later
+            note(f"{sensor.what} cannot be started ({error.strerror}); trying on")
+            await asyncio.sleep(sensor.every)
+            continue
+        try:
+            silent = await _listen(reader, silences, sensor, take, note)
+        finally:
+            kill_group(process.pid)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(has_ended(process), _GONE_SECONDS)
+        if process.poll() == 0 and not silent:
+            return
+        how = f"gave no answer for {silent:.1f} s and was killed" if silent else describe(process.poll() or 0)
+        note(f"{sensor.what} {how}; it is started again")
+        await asyncio.sleep(sensor.every)  # one that dies at once again and again costs what it costs anyway
+
+
+async def _start(sensor: Sensor, log: Path) -> tuple[subprocess.Popen[bytes], asyncio.StreamReader]:
+    told, tell = os.pipe()
+    reader = asyncio.StreamReader(_LONGEST_LINE)
+    try:
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(os.getpid()), str(sensor.every), os.getcwd(), *sensor.words],
+                cwd=Path(__file__).resolve().parents[2],  # so that ``-m`` finds the package when it is not installed
+                stdin=subprocess.DEVNULL,
+                stdout=tell,
+                stderr=file,
+                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
+            )
+    except BaseException:
+        os.close(told)
+        raise
+    finally:
+        os.close(tell)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(told, "rb")
+    )
+    return process, reader
+
+
+async def _listen(
+    reader: asyncio.StreamReader,
+    silences: Silences,
+    sensor: Sensor,
+    take: Callable[[Sequence[Reading]], None],
+    note: Callable[[str], None],
+) -> float:
+    """Pass on what it says until it ends. Returns for how long it was silent if that was too long, else 0."""
+    heard = time.monotonic()
+    while True:
+        try:
+            async with asyncio.timeout(None if sensor.guards_itself else silences.limit):
+                line = await reader.readline()
+        except TimeoutError:
+            return time.monotonic() - heard
+        if not line.endswith(b"\n"):
+            return 0.0
+        silences.ended(time.monotonic() - heard)
+        heard = time.monotonic()
+        said = json.loads(line)
+        if "note" in said:
+            note(str(said["note"]))
+        else:
+            take([reading_from(facts) for facts in said["readings"]])

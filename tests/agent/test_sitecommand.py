@@ -1,0 +1,95 @@
+"""The site's health command, run for real, however it behaves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from planaria.agent.sitecommand import Done, SiteCommand
+from planaria.core.health import Reading
+
+from .conftest import running
+
+EVERY = 30.0  # so its limit is never in the way of a machine that is slow
+
+
+def done(script: str, tmp_path: Path, every: float = EVERY) -> Done:
+    return SiteCommand(["sh", "-c", script], every, str(tmp_path)).run()
+
+
+def test_exit_codes_are_the_verdict_and_the_last_remark_the_reason(tmp_path: Path) -> None:
+    assert done("echo fine", tmp_path) == Done((Reading("command", 0.0),))
+    assert done("echo looking; echo; echo 'disk full on /scratch'; exit 3", tmp_path) == Done(
+        (Reading("command", 1.0, text="disk full on /scratch"),)
+    )
+    assert done("exit 3", tmp_path).readings == (Reading("command", 1.0, text="exit code 3"),)
+
+
+def test_lines_of_json_are_readings_of_its_own_signals(tmp_path: Path) -> None:
+    script = (
+        """echo '{"signal": "disk", "value": 3, "device": 5, "text": "nvme0"}'; echo '{"signal":"fan","value":0.5}'"""
+    )
+    assert done(script, tmp_path).readings == (
+        Reading("command", 0.0),
+        Reading("command.disk", 3.0, "5", text="nvme0"),
+        Reading("command.fan", 0.5),
+    )
+
+
+def test_rubbish_is_told_and_what_makes_sense_still_counts(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 2 + b"\n{\x1b[31mred\n")
+    good = """echo '{"signal": "fan", "value": 1}'"""
+    found = done(f"""echo '{{"signal": "disk"}}'; cat noise; {good}; cat noise; exit 1""", tmp_path)
+    assert [reading.signal for reading in found.readings] == ["command", "command.fan"]
+    said = "the health command sh printed a line that is no reading "
+    assert found.problem == said + """(it needs a "value", a finite number): {"signal": "disk"}"""
+    assert found.kind == "rubbish"
+    found = done("cat noise; exit 1", tmp_path)
+    assert found.problem.startswith(said) and (found.problem + found.readings[0].text).isprintable()
+
+
+@pytest.mark.parametrize("script", ["kill -SEGV $$", "exec /no/such/program", "exit 126"])
+def test_a_command_that_is_broken_says_nothing_of_the_node(script: str, tmp_path: Path) -> None:
+    found = done(script, tmp_path)
+    assert found.readings == () and "that says nothing of the node" in found.problem
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    found = SiteCommand(["/no/such/check"], EVERY, str(tmp_path)).run()
+    assert found == Done(
+        problem="the health command /no/such/check cannot be run: No such file or directory", kind="start"
+    )
+
+
+def test_a_hang_ends_in_a_kill_of_it_and_its_children(tmp_path: Path) -> None:
+    found = done("sleep 1000 & echo $! > child; echo begun; wait", tmp_path, every=0.2)
+    assert found.readings == () and found.kind == "hang"
+    assert "did not end within 2 s (limit 2 s, nothing seen yet): it was killed" in found.problem
+    child = int((tmp_path / "child").read_text())
+    while running(child):
+        time.sleep(0.01)
+
+
+def test_one_that_hangs_is_given_more_time_but_not_for_ever(tmp_path: Path) -> None:
+    command = SiteCommand(["sleep", "1000"], 0.02, str(tmp_path))
+    limits = [command._silences.limit for _ in range(4) if command.run().kind == "hang"]
+    assert limits == sorted(limits) and limits[-1] <= 10 * 0.02
+
+
+def test_a_flood_is_cut_off(tmp_path: Path) -> None:
+    found = done("yes", tmp_path)
+    assert found.readings == () and "printed more than 131072 bytes" in found.problem
+
+
+def test_what_it_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    found = done("sleep 1000 & echo $! > child; echo well", tmp_path)
+    assert found.readings == (Reading("command", 0.0),)
+    child = int((tmp_path / "child").read_text())
+    while running(child):
+        time.sleep(0.01)
+
+
+def test_one_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
+    assert done("exec >&-; sleep 0.1; exit 4", tmp_path).readings == (Reading("command", 1.0, text="exit code 4"),)
