@@ -1,0 +1,72 @@
+"""The trainer of examples/foreign_loop.py, whose steps take as long as the test wants. ACTS say what goes wrong in
+this rank, by words."""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from planaria.errors import CommunicatorError
+from planaria.exchange import tree_exchange
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+from foreign_loop import Trainer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("form", choices=["state", "file"])
+parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
+parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
+parser.add_argument("--odd", default="", help="what goes wrong, in group 1 only")
+args = parser.parse_args()
+acts = os.environ.get("ACTS", "").split()
+if "miss-step-3" in acts:
+    # The last bytes of this exchange do not reach this rank, though its peers had everything.
+    finish, calls = tree_exchange.TreeExchange.finish, []
+
+    def missing(self, interrupted=lambda: False):
+        result = finish(self, interrupted)
+        calls.append(result)
+        if len(calls) == 4:
+            raise CommunicatorError("the connection was closed by the peer")
+        return result
+
+    tree_exchange.TreeExchange.finish = missing
+
+
+class Watched(Trainer):
+    def __init__(self) -> None:
+        super().__init__(args.steps, micro_batches=6, seed=3)
+        self.odd = args.odd if self.job.group == 1 else ""
+        self.saves = 0
+        if args.form == "state":
+            self.save, self.load = self.state_dict, self.load_state_dict
+
+    def load_state_dict(self, state):
+        if self.odd == "load":
+            raise KeyError("optimizer.0")
+        super().load_state_dict(state)
+        if self.odd == "drop":
+            self.scheduler.last_epoch -= 1
+        if gate := os.environ.get("LOADED"):
+            with Path(gate).open("a") as file:
+                file.write(f"{self.step}\n")
+
+    def loss(self, number: int) -> torch.Tensor:
+        loss = super().loss(number)
+        time.sleep(args.pause)
+        step = number // self.micro_batches
+        if (gate := os.environ.get("GATE")) and step == int(os.environ["AT"]):
+            Path(f"{gate}-{self.job.group}").touch()
+            while not Path(gate).exists():
+                time.sleep(0.01)
+        held = time.monotonic() + 0.3
+        while args.hold and 2 * step >= args.steps and time.monotonic() < held and not args.hold.exists():
+            time.sleep(0.01)
+        return loss
+
+
+Watched().train()
