@@ -69,7 +69,7 @@ class Job:
 
     @property
     def part(self) -> tuple[int, int]:
-        """(index, count): which part of every shard's samples is this rank's. For ``step.shards``; our own data knows."""
+        """(index, count): which part of every shard's samples is this rank's. For who uses ``step.shards``."""
         return self._world.part
 
     @property

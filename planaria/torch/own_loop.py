@@ -128,8 +128,7 @@ class OwnLoop:
 
     def went_through(self) -> None:
         """The shards of a step are done."""
-        before, self._before = self._before, None
-        self._registered.check_unchanged(before)
+        self._registered.check_unchanged(self._before)
 
     def __enter__(self) -> OwnStep:
         if self._step is None or self._inside:
@@ -142,7 +141,7 @@ class OwnLoop:
     ) -> bool:
         worker, step = self._worker, self._step
         assert step is not None
-        self._step, self._inside = None, False
+        self._step, self._inside, self._before = None, False, None
         step.end()
         bereaved = step.void or (isinstance(error, Exception) and worker.void(error))
         if error is not None and not bereaved and not isinstance(error, Overtaken):

@@ -202,7 +202,7 @@ class Part:
 
 
 def make_part(name: str, value: Any, parameter_names: dict[int, str]) -> Part:
-    """The part for an object that is no module (or is a part). Raises UsageError if it has no state that could be given to peers."""
+    """The part for an object that is no module. Raises UsageError if it has no state that could be given to peers."""
     if isinstance(value, Part):
         return value
     if isinstance(value, torch.optim.Optimizer):

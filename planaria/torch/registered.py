@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 from planaria.torch import plain
@@ -36,9 +37,7 @@ class RegisteredPart(Part):
     Raises UsageError if these are no functions, or no model.
     """
 
-    def __init__(
-        self, save: Callable[..., Any], load: Callable[[Any], Any], model: Any, seed: int, where: str
-    ) -> None:
+    def __init__(self, save: Callable[..., Any], load: Callable[[Any], Any], model: Any, seed: int, where: str) -> None:
         self._save, self._load, self._seed, self._where = save, load, seed, where
         self.in_file = _takes_a_file(save)
         _check_load(load)
@@ -69,11 +68,23 @@ class RegisteredPart(Part):
                 "return the state, a dict or a list, or take a file to write it to: save=lambda file: …"
             )
         else:
-            packed = plain.pack(state, tensors, self.name)
-            for index, path in plain.places(packed, self.name):
+            content = plain.pack(state, tensors, self.name)
+            for index, path in plain.places(content, self.name):
                 check_strided(path, tensors[index])
+            packed = [content, self._likes(tensors)]
         self._worked = True
         return packed
+
+    def _likes(self, tensors: Sequence[Tensor]) -> list[list[Any]]:
+        """[index, name] of DTensors, and of a parameter that is laid out alike: an optimizer that has not stepped yet
+        could not say how what it gets is spread over the ranks of its group."""
+        known = {_layout(p): name for name, p in reversed(self._parameters.items()) if isinstance(p, DTensor)}
+        spread = ((index, tensor) for index, tensor in enumerate(tensors) if isinstance(tensor, DTensor))
+        return [[index, known[_layout(tensor)]] for index, tensor in spread if _layout(tensor) in known]
+
+    @property
+    def _parameters(self) -> dict[str, Tensor]:
+        return {f"{module.name}.{name}": p for module in self.modules for name, p in module.parameters.items()}
 
     def pack_compared(self, tensors: list[Tensor]) -> Any:
         # Equal states need not be equal in a file: a pickle depends on which equal strings are one object.
@@ -98,13 +109,13 @@ class RegisteredPart(Part):
         """A step's shards have no part in the state. Raises UsageError naming what differs since ``before``."""
         if before is None or (now := self.look()) is None:
             return
-        changed = plain.difference(before[0], now[0], self.name)
+        changed = plain.difference(before[0][0], now[0][0], self.name)
         if changed is None:
-            changed = next((path for i, path in plain.places(now[0], self.name) if before[1][i] != now[1][i]), None)
+            changed = next((path for i, path in self.places(now[0]) if before[1][i] != now[1][i]), None)
         if changed is not None:
             raise UsageError(
-                f"{self._where}: {changed}, as save gives it, changed between the end of the step before and the end of "
-                "this step's shards. A group that comes back in that time would get the wrong state: change it after "
+                f"{self._where}: {changed}, as save gives it, changed between the end of the step before and the end "
+                "of this step's shards. A group that comes back meanwhile would get the wrong state: change it after "
                 "the shards, where the optimizer steps; and what is not the same on all groups and at every call (a "
                 "time, a sum over the own samples) must be kept out of it"
             )
@@ -112,28 +123,21 @@ class RegisteredPart(Part):
     # --- loading ---------------------------------------------------------------------------------------------
 
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
-        if self.in_file:
-            self._parse(body, sources)
-        else:
-            plain.unpack(body, sources)
+        pair = isinstance(body, list) and len(body) == 2
+        if not pair or (self.in_file and not (type(body[0]) is int and 0 <= body[0] < len(sources))):
+            raise ProtocolError("a peer's registered state is malformed")
+        if not self.in_file:
+            plain.unpack(body[0], sources)
         return []
 
-    def _parse(self, body: Any, sources: Sequence[Tensor]) -> tuple[Tensor, str]:
-        """(content, digest of the model)."""
-        try:
-            index, digest = body
-            return sources[index], str(digest)
-        except (TypeError, ValueError, IndexError):
-            raise ProtocolError("a peer's registered state is malformed") from None
+    def _open(self, body: Any, sources: Sequence[Tensor]) -> io.BytesIO:
+        content: Any = sources[body[0]].cpu().numpy()
+        return io.BytesIO(memoryview(content))
 
     def apply(self, body: Any, received: Received) -> None:
         for module in self.modules:
             module.reshard()
-        if self.in_file:
-            content, digest = self._parse(body, received.sources)
-            state: Any = io.BytesIO(memoryview(content.cpu().numpy()))
-        else:
-            state = plain.unpack(body, received)
+        state: Any = self._open(body, received.sources) if self.in_file else plain.unpack(body[0], received)
         try:
             with seeding.aside(self._seed):
                 self._load(state)
@@ -146,24 +150,22 @@ class RegisteredPart(Part):
                     f"{self._where}: load replaced the parameter {module.name}.{odd[0]} by another object, whose "
                     "gradients nobody would exchange; copy into those that are there (no assign=True)"
                 )
-        if self.in_file:
-            lost = None if self._digest() == digest else "the model"
-        else:
-            lost = self._lost(body, received)
-        if lost is not None:
+        if (lost := self._lost(body, received)) is not None:
             raise UsageError(
                 f"{self._where}: after load took over the state of the job, {lost} is not what it was given; load must "
                 "restore exactly what save gives"
             )
 
     def _lost(self, body: Any, received: Received) -> str | None:
-        """What of the given state is another in what ``save`` gives now."""
+        """What of the given state is not there now; of one in a file, only the model is known."""
+        if self.in_file:
+            return None if self._digest() == body[1] else "the model"
         tensors: list[Tensor] = []
         packed = self.pack(tensors)
-        return plain.difference(body, packed, self.name) or next(
+        return plain.difference(body[0], packed[0], self.name) or next(
             (
                 path
-                for index, path in plain.places(packed, self.name)
+                for index, path in self.places(packed)
                 if not _same_bits(live(tensors[index]), received.sources[index])
             ),
             None,
@@ -176,16 +178,23 @@ class RegisteredPart(Part):
     # --- what it consists of ---------------------------------------------------------------------------------
 
     def places(self, body: Any) -> Iterator[tuple[int, str]]:
-        return iter([(body[0], self.name)]) if self.in_file else plain.places(body, self.name)
+        return iter([(body[0], self.name)]) if self.in_file else plain.places(body[0], self.name)
 
     def models(self, body: Any) -> dict[int, Tensor]:
-        return {} if self.in_file else super().models(body)
+        if self.in_file:
+            return {}
+        parameters = self._parameters
+        return {index: parameters[name] for index, name in body[1] if name in parameters} | super().models(body)
 
     def describe(self) -> list[str]:
         return [line for module in self.modules for line in module.describe()]
 
     def devices(self) -> Iterator[torch.device]:
         return (device for module in self.modules for device in module.devices())
+
+
+def _layout(tensor: Tensor) -> Any:
+    return tensor.shape, getattr(tensor, "device_mesh", None), getattr(tensor, "placements", None)
 
 
 class _File(io.BytesIO):

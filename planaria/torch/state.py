@@ -272,4 +272,3 @@ def _missing(theirs: Any, ours: Any, prefix: str) -> list[str]:
     return [f"{prefix}{name} is missing here" for name in theirs if name not in ours] + [
         f"{prefix}{name} is only here" for name in ours if name not in theirs
     ]
-

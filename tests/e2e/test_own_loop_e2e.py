@@ -56,9 +56,10 @@ def test_a_load_that_is_wrong_ends_its_group_and_no_other(
         run.step(5)
         run.signal(1)
         (refused,) = run.until(
-            lambda: [e for e in run.events("exit") if e["group"] == 1 and e.get("incarnation") == 1], "the end of group 1"
+            lambda: [e for e in run.events("exit") if e["group"] == 1 and e["data"]["incarnation"] == 1],
+            "the end of group 1",
         )
-        assert refused["exit_code"] == 2, run.log()
+        assert refused["data"]["exit_code"] == 2, run.log()
         said = {"load": "load, registered with job.register, failed: KeyError", "drop": "last_epoch is not what it was"}
         assert said[odd] in refused["text"], run.log()
         assert run.end() == 0, run.log()
@@ -68,7 +69,7 @@ def test_a_load_that_is_wrong_ends_its_group_and_no_other(
 def test_all_groups_are_killed_and_the_disk_has_the_state(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
     options = ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "4")
     with start(tmp_path / "run", "file", "--pause", "0.01", options=options) as run:
-        run.until(lambda: run.events("saved"), "a checkpoint")
+        run.until(lambda: list((tmp_path / "checkpoints").glob("step-????????")), "a checkpoint")
         for group in range(3):
             run.signal(group)
         run.until(lambda: run.events("resume"), "the job to begin again")

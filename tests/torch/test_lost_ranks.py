@@ -11,7 +11,9 @@ from tests.torch.test_groups_of_ranks import end, held, release
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("words", ["fsdp", "tp", "fsdp --rich", "fsdp --compile"])
+@pytest.mark.parametrize(
+    "words", ["fsdp", "tp", "fsdp --rich", "fsdp --compile", "fsdp --own state", "fsdp --own file"]
+)
 def test_a_rank_is_replaced_under_the_others(tmp_path: Path, words: str, lost: int) -> None:
     with held(tmp_path, *words.split(), "--guard") as agent:
         first, second = agent.start(0), agent.start(1)

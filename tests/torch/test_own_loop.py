@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-import planaria.torch as pt
 from planaria.core.messages import Adopted, Finished, Trouble
 from planaria.errors import PlanariaError, UsageError
 from planaria.torch import random as seeding
@@ -165,7 +164,7 @@ def test_a_load_that_loses_something_is_told(form: str, lost: str) -> None:
     if form == "file" and lost != "model":
         moved(source, target, form, load=forgets)  # what is beside the model in a file, nobody here knows
         return
-    with pytest.raises(UsageError, match="after load took over .*(registered.%s|the model)" % lost):
+    with pytest.raises(UsageError, match=rf"after load took over .*(registered\.{lost}|the model)"):
         moved(source, target, form, load=forgets)
 
 
@@ -187,7 +186,7 @@ def test_a_load_that_fails_or_replaces_parameters(form: str, capsys: pytest.Capt
     def fails(state: Any) -> None:
         raise KeyError("optimizer.0")
 
-    with pytest.raises(UsageError, match="load, registered with job.register, failed: KeyError: 'optimizer.0'"):
+    with pytest.raises(UsageError, match=r"load, registered with job\.register, failed: KeyError: 'optimizer\.0'"):
         moved(source, target, form, load=fails)
     assert "in fails" in capsys.readouterr().err, "the script's own traceback"
 
@@ -383,7 +382,7 @@ def test_loops_that_cannot_be(loop: Callable[[Trainer], None], said: str) -> Non
 
 
 def test_a_step_without_registering() -> None:
-    with pytest.raises(UsageError, match="job.register before the loop"):
+    with pytest.raises(UsageError, match=r"job\.register before the loop"):
         Trainer().job.step()
 
 
@@ -434,8 +433,7 @@ def test_who_joins_takes_the_state_where_it_would_resume(tmp_path: Path, form: s
         agent.publish([first], founding=True)
         agent.until(lambda: bool(agent.told(Adopted, member=first)))
         for members in ([first, second], [first, second, third]):
-            joined = agent.publish(members, urgent=False)
-            agent.until(lambda: len(agent.told(Adopted, quorum=joined.id)) >= len(members))
+            agent.publish(members, urgent=False)
             appear(Path(f"{loaded}-{members[-1].group}"))
         release.touch()
         same_bits(agent, 3)
