@@ -37,13 +37,19 @@ if "miss-step-3" in acts:
     tree_exchange.TreeExchange.finish = missing
 
 
+def note(words: str) -> None:
+    if path := os.environ.get("NOTES"):
+        with Path(path).open("a") as file:
+            file.write(f"{words}\n")
+
+
 class Watched(Trainer):
     def __init__(self) -> None:
         super().__init__(args.steps, micro_batches=6, seed=3)
         self.odd = args.odd if self.job.group == 1 else ""
-        self.saves = 0
         if args.form == "state":
             self.save, self.load = self.state_dict, self.load_state_dict
+        self.optimizer.register_step_post_hook(lambda *_: note(f"step {self.step}"))
 
     def load_state_dict(self, state):
         if self.odd == "load":
@@ -51,9 +57,7 @@ class Watched(Trainer):
         super().load_state_dict(state)
         if self.odd == "drop":
             self.scheduler.last_epoch -= 1
-        if gate := os.environ.get("LOADED"):
-            with Path(gate).open("a") as file:
-                file.write(f"{self.step}\n")
+        note(f"load {self.step}")
 
     def loss(self, number: int) -> torch.Tensor:
         loss = super().loss(number)
