@@ -9,7 +9,6 @@ import pytest
 from planaria.core.messages import Adopted, Trouble
 from tests.torch.test_groups_of_ranks import end, held, release
 
-
 WORDS = ["fsdp", "tp", "fsdp --rich", "fsdp --compile"]
 CASES = [(words, lost) for words in WORDS for lost in (0, 1)] + [("fsdp --own state", 0), ("fsdp --own file", 1)]
 

@@ -20,6 +20,7 @@ from planaria.errors import PlanariaError, UsageError
 from planaria.torch import random as seeding
 from planaria.torch.registered import RegisteredPart
 from planaria.torch.state import ProtectedState
+from planaria.torch.world import GroupWorld
 from tests.torch.pretend_agent import PretendAgent
 from tests.torch.test_job_alone import POINTS, no_run, parts, train, weights
 from tests.torch.waiting import appear
@@ -114,6 +115,21 @@ def test_checkpoints_hold_what_is_registered(tmp_path: Path, form: str) -> None:
                 trainer.body(step)
         ends.append(weights(trainer.model))
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_checkpoints_of_another_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for layout in ("1", "fsdp=2"):
+        monkeypatch.setattr(GroupWorld, "layout", layout)
+        trainer = Trainer()
+        trainer.data.bind(4, 1)
+        trainer.job.checkpoint(tmp_path / "checkpoints")
+        if layout != "1":
+            with pytest.raises(UsageError, match="laid out as 1, here it is fsdp=2"):
+                trainer.register(steps=1)
+            return
+        trainer.register(steps=1)
+        with trainer.job.step() as step:
+            trainer.body(step)
 
 
 def test_our_own_data_and_several_backward_passes_a_shard() -> None:
