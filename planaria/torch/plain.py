@@ -149,7 +149,7 @@ def places(packed: Any, path: str) -> Iterator[tuple[int, str]]:
 
 
 def difference(one: Any, other: Any, path: str) -> str | None:
-    """The first path at which two packed values differ, but for what is in their tensors; None if they do not."""
+    """The first path at which two packed values differ, but for their tensors; None if they do not."""
     if type(one) is not type(other):
         return path
     if isinstance(one, list):
@@ -164,6 +164,8 @@ def difference(one: Any, other: Any, path: str) -> str | None:
             pairs = [(a, b, _inner(path, key)) for (key, a), (_, b) in zip(body, other[tag], strict=True)]
         elif tag == "tuple":
             pairs = [(body, other[tag], path)]
+        elif tag == "tensor":
+            return None  # its place in a list of tensors
         else:
             return None if body == other[tag] else path
     else:

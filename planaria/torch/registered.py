@@ -11,7 +11,8 @@ import inspect
 import io
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -62,25 +63,24 @@ class RegisteredPart(Part):
                 raise UsageError(f"{self._where}: save wrote nothing; it must write into the file that it is given")
             packed: Any = [len(tensors), self._digest()]
             tensors.append(torch.frombuffer(content, dtype=torch.uint8))
-        elif type(state).__name__ not in ("dict", "OrderedDict", "list", "tuple"):
+        elif type(state) not in (dict, OrderedDict, list, tuple):
             raise UsageError(
                 f"{self._where}: save returned {'nothing' if state is None else f'a {type(state).__name__}'}; it must "
                 "return the state, a dict or a list, or take a file to write it to: save=lambda file: …"
             )
         else:
             content = plain.pack(state, tensors, self.name)
-            for index, path in plain.places(content, self.name):
-                check_strided(path, tensors[index])
-            packed = [content, self._likes(tensors)]
+            places = dict(plain.places(content, self.name))
+            packed = [content, self._likes({i: check_strided(path, tensors[i]) for i, path in places.items()})]
         self._worked = True
         return packed
 
-    def _likes(self, tensors: Sequence[Tensor]) -> list[list[Any]]:
+    def _likes(self, tensors: Mapping[int, Tensor]) -> list[list[Any]]:
         """[index, name] of DTensors, and of a parameter that is laid out alike: an optimizer that has not stepped yet
         could not say how what it gets is spread over the ranks of its group."""
         known = {_layout(p): name for name, p in reversed(self._parameters.items()) if isinstance(p, DTensor)}
-        spread = ((index, tensor) for index, tensor in enumerate(tensors) if isinstance(tensor, DTensor))
-        return [[index, known[_layout(tensor)]] for index, tensor in spread if _layout(tensor) in known]
+        spread = {index: _layout(tensor) for index, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        return [[index, known[layout]] for index, layout in spread.items() if layout in known]
 
     @property
     def _parameters(self) -> dict[str, Tensor]:
@@ -123,11 +123,15 @@ class RegisteredPart(Part):
     # --- loading ---------------------------------------------------------------------------------------------
 
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
-        pair = isinstance(body, list) and len(body) == 2
-        if not pair or (self.in_file and not (type(body[0]) is int and 0 <= body[0] < len(sources))):
-            raise ProtocolError("a peer's registered state is malformed")
-        if not self.in_file:
-            plain.unpack(body[0], sources)
+        try:
+            content, more = body
+            if self.in_file:
+                sources[content]
+            else:
+                plain.unpack(content, sources)
+                {int(index): str(name) for index, name in more}
+        except (TypeError, ValueError, IndexError):
+            raise ProtocolError("a peer's registered state is malformed") from None
         return []
 
     def _open(self, body: Any, sources: Sequence[Tensor]) -> io.BytesIO:
@@ -162,14 +166,12 @@ class RegisteredPart(Part):
             return None if self._digest() == body[1] else "the model"
         tensors: list[Tensor] = []
         packed = self.pack(tensors)
-        return plain.difference(body[0], packed[0], self.name) or next(
-            (
-                path
-                for index, path in self.places(packed)
-                if not _same_bits(live(tensors[index]), received.sources[index])
-            ),
-            None,
-        )
+        if differ := plain.difference(body[0], packed[0], self.name):
+            return differ
+        for (theirs, path), (ours, _) in zip(self.places(body), self.places(packed), strict=True):
+            if not _same_bits(live(tensors[ours]), received.sources[theirs]):
+                return path
+        return None
 
     def _fail(self, what: str, error: Exception, kind: type[PlanariaError]) -> NoReturn:
         traceback.print_exception(error, file=sys.stderr)  # it is about code of the script

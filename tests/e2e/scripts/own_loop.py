@@ -55,8 +55,6 @@ class Watched(Trainer):
         if self.odd == "load":
             raise KeyError("optimizer.0")
         super().load_state_dict(state)
-        if self.odd == "drop":
-            self.scheduler.last_epoch -= 1
         note(f"load {self.step}")
 
     def loss(self, number: int) -> torch.Tensor:
