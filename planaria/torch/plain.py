@@ -159,7 +159,7 @@ def difference(one: Any, other: Any, path: str) -> str | None:
     elif isinstance(one, dict) and one.keys() == other.keys():
         ((tag, body),) = one.items()
         if tag in _DICTS.values():
-            if [key for key, _ in body] != [key for key, _ in other[tag]]:
+            if repr([key for key, _ in body]) != repr([key for key, _ in other[tag]]):
                 return f"the keys of {path} (or their order)"
             pairs = [(a, b, _inner(path, key)) for (key, a), (_, b) in zip(body, other[tag], strict=True)]
         elif tag == "tuple":
@@ -169,7 +169,7 @@ def difference(one: Any, other: Any, path: str) -> str | None:
         else:
             return None if body == other[tag] else path
     else:
-        return None if one == other else path
+        return None if repr(one) == repr(other) else path  # 0.0 is not -0.0
     return next(filter(None, (difference(*pair) for pair in pairs)), None)
 
 
