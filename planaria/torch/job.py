@@ -134,30 +134,6 @@ class Job:
         stages = self.mesh["pp"] if "pp" in self._world.shape else None
         return clip_grad_norm_(self._parameters, max_norm, norm_type, stages)
 
-    def steps(self, total: int) -> Iterator[Step]:
-        """The steps 0 to ``total`` - 1, each committed exactly once by the job; those that a checkpoint holds are not
-        made again. Waits until the job has a quorum; a group that joins late, or comes back, starts at the step where
-        the others are, with their state."""
-        worker = self._start("job.steps", total)
-        ended = False
-        try:
-            while not ended:
-                while worker.begin_step():
-                    step = Step(worker)
-                    yield step
-                    if step.void:
-                        continue
-                    if not step.exchanged:
-                        raise UsageError(
-                            f"{self.settings.where}, step {worker.step}: the loop's body must go through all of "
-                            "step.batches(data) before it ends"
-                        )
-                    worker.commit()
-                ended = worker.finish()
-        finally:
-            if not ended:
-                worker.session.close()
-
     def register(
         self,
         *,
@@ -189,6 +165,8 @@ class Job:
         """
         if self._started:
             raise UsageError("job.register can be called once, and not beside job.steps")
+        if steps < 1:
+            raise UsageError(f"job.register needs at least one step, not {steps}")
         part = RegisteredPart(save, load, model, self.seed, self.settings.where)
         if both := sorted({NAME, MODEL} & self._protected.keys()):
             raise UsageError(f"job.protect and job.register both name `{both[0]}`; protect it by another name, or not")
@@ -196,7 +174,7 @@ class Job:
         part.pack([])  # what cannot travel is seen before anybody waits
         self._protected[NAME] = part
         self._overlap, self._allow_unused = overlap, allow_unused
-        loop = OwnLoop(self._start("job.register", steps), part)
+        loop = OwnLoop(self._start(steps), part)
         loop.begin()
         if self.settings.founder:  # who comes later runs what was seen to be right
             loop.rehearse()
@@ -229,11 +207,35 @@ class Job:
                         "travel twice: protect only what save does not give"
                     )
 
-    def _start(self, caller: str, total: int) -> Worker:
+    def steps(self, total: int) -> Iterator[Step]:
+        """The steps 0 to ``total`` - 1, each committed exactly once by the job; those that a checkpoint holds are not
+        made again. Waits until the job has a quorum; a group that joins late, or comes back, starts at the step where
+        the others are, with their state."""
+        worker = self._start(total)
+        ended = False
+        try:
+            while not ended:
+                while worker.begin_step():
+                    step = Step(worker)
+                    yield step
+                    if step.void:
+                        continue
+                    if not step.exchanged:
+                        raise UsageError(
+                            f"{self.settings.where}, step {worker.step}: the loop's body must go through all of "
+                            "step.batches(data) before it ends"
+                        )
+                    worker.commit()
+                ended = worker.finish()
+        finally:
+            if not ended:
+                worker.session.close()
+
+    def _start(self, total: int) -> Worker:
         if self._started:
-            raise UsageError("job.steps (or job.register) can be called once; put all steps into one loop")
+            raise UsageError("job.steps can be called once; put all steps into one loop")
         if total < 1:
-            raise UsageError(f"{caller} needs at least one step, not {total}")
+            raise UsageError(f"job.steps needs at least one step, not {total}")
         facts: dict[str, Any] = {"metrics": []}
         state = ProtectedState(**self._protected, planaria=facts)
         parameters = [parameter for _, parameter in state.parameters()]

@@ -460,3 +460,25 @@ def test_who_joins_takes_the_state_where_it_would_resume(tmp_path: Path, form: s
         same_bits(agent, 3)
     loads = [Path(f"{notes}-{group}").read_text().count("load") for group in range(3)]
     assert loads == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("form", "lost"), [("state", 0), ("file", 1)])
+def test_a_rank_of_a_sharded_trainer_is_replaced_under_the_other(tmp_path: Path, form: str, lost: int) -> None:
+    release = tmp_path / "release"
+    words = [form, "--steps", "40", "--pause", "0.01", "--hold", str(release)]
+    with PretendAgent(SCRIPT, 2, 6, tmp_path, ranks=2, words=words) as agent:
+        first, second = agent.start(0), agent.start(1, NOTES=str(tmp_path / "notes"))
+        agent.wait_for(first, second)
+        founding = agent.publish([first, second], founding=True)
+        agent.until(lambda: len(agent.told(Adopted, quorum=founding.id)) == 2)
+        appear(tmp_path / "notes")  # a step is made
+        survivor = agent.process(second, 1 - lost)
+        third = agent.replace(second, lost)
+        agent.until(lambda: bool(agent.told(Trouble, member=first, quorum=founding.id)))
+        agent.publish([first])
+        agent.wait_for(third)
+        agent.publish([first, third], urgent=False)
+        agent.until(lambda: bool(agent.told(Adopted, member=third)))
+        assert survivor.is_alive() and agent.process(third, 1 - lost) is survivor
+        release.touch()
+        same_bits(agent, 2)

@@ -1,5 +1,5 @@
-"""The trainer of examples/foreign_loop.py, whose steps take as long as the test wants. ACTS say what goes wrong in
-this rank, by words."""
+"""The trainer of examples/foreign_loop.py, whose steps take as long as the test wants, and which is sharded over the
+ranks of a group if it has several. ACTS say what goes wrong in this rank, by words."""
 
 import argparse
 import os
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from planaria.errors import CommunicatorError
 from planaria.exchange import tree_exchange
@@ -49,6 +50,11 @@ class Watched(Trainer):
         self.odd = args.odd if self.job.group == 1 else ""
         if args.form == "state":
             self.save, self.load = self.state_dict, self.load_state_dict
+        if self.job.world_size > 1:
+            fully_shard(self.model, mesh=self.job.mesh)
+            self.model.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it sums
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+            self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, args.steps)
         self.optimizer.register_step_post_hook(lambda *_: note(f"step {self.step}"))
 
     def load_state_dict(self, state):
@@ -56,6 +62,11 @@ class Watched(Trainer):
             raise KeyError("optimizer.0")
         super().load_state_dict(state)
         note(f"load {self.step}")
+
+    def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        index, count = self.job.part
+        x, y = (whole.chunk(count)[index] for whole in super().batch(number))
+        return x, y
 
     def loss(self, number: int) -> torch.Tensor:
         loss = super().loss(number)

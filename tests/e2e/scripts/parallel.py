@@ -5,7 +5,6 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +22,6 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds in every s
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--guard", action="store_true")
-parser.add_argument("--own", choices=["state", "file"], help="the loop is the script's, and so is the state's form")
 parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--odd", default="", help="what goes wrong, and in the last group only")
@@ -90,55 +88,6 @@ points = torch.randn(500, 16, generator=generator)
 labels = torch.randint(0, 4, (500,), generator=generator)
 samples = torch.utils.data.TensorDataset(points, labels)
 data = pt.ShardedDataset(samples, batch_size=4)
-
-
-def work(step: pt.Step) -> None:
-    for x, y in step.batches(data):
-        x, y = x.to(job.device), y.to(job.device)
-        if schedule is None:
-            loss = nn.functional.cross_entropy(run(x).float(), y)
-            loss.backward()
-            step.record(loss=loss)
-        elif job.rank == 0:
-            schedule.step(x)
-        elif job.rank == job.world_size - 1:
-            losses: list[torch.Tensor] = []
-            schedule.step(target=y, losses=losses)
-            step.record(loss=torch.stack(losses).mean())
-        else:
-            schedule.step()
-        time.sleep(args.pause)
-        held = time.monotonic() + 0.3
-        while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
-            time.sleep(0.01)
-    job.clip_grad_norm_(1.0)
-    optimizer.step()
-    scheduler.step()
-
-
-def state() -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-
-
-def restore(state: dict[str, Any]) -> None:
-    for name, thing in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler)):
-        thing.load_state_dict(state[name])
-
-
-if args.own:
-    functions: dict[str, Any] = {"save": state, "load": restore}
-    if args.own == "file":
-        # Of a DTensor a file holds this rank's part, with a mesh that is known where it is read.
-        functions = {
-            "save": lambda file: torch.save(state(), file),
-            "load": lambda file: restore(torch.load(file, weights_only=False)),
-        }
-    at = job.register(model=model, steps=args.steps, overlap=schedule is None, **functions)
-    while at < args.steps:
-        with job.step() as step:
-            work(step)
-        at = scheduler.last_epoch
-    raise SystemExit
 job.protect(overlap=schedule is None, model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
     if odd == "leaves" and rank == 1 and step.index == 3:
@@ -146,4 +95,24 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
     if odd == "memory" and job.rank == 1 and step.index == 3:
         raise torch.OutOfMemoryError("out of memory: tried to allocate more than there is")
     with step.guard() if args.guard else contextlib.nullcontext():
-        work(step)
+        for x, y in step.batches(data):
+            x, y = x.to(job.device), y.to(job.device)
+            if schedule is None:
+                loss = nn.functional.cross_entropy(run(x).float(), y)
+                loss.backward()
+                step.record(loss=loss)
+            elif job.rank == 0:
+                schedule.step(x)
+            elif job.rank == job.world_size - 1:
+                losses: list[torch.Tensor] = []
+                schedule.step(target=y, losses=losses)
+                step.record(loss=torch.stack(losses).mean())
+            else:
+                schedule.step()
+            time.sleep(args.pause)
+            held = time.monotonic() + 0.3
+            while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
+                time.sleep(0.01)
+        job.clip_grad_norm_(1.0)
+        optimizer.step()
+        scheduler.step()
