@@ -283,6 +283,12 @@ class Checkpoints:
                     "make them alike, or give another directory"
                 )
         theirs = {key.removeprefix(SOFT): value for key, value in checkpoint.fingerprint}
+        laid, was_laid = dict(self.prints).get("layout"), theirs.get("layout")
+        if self._state.registered is not None and laid != was_laid:
+            raise UsageError(
+                f"the checkpoint {checkpoint.path} was written by groups laid out as {was_laid}, here it is {laid}; "
+                "state of a script's own functions (job.register) stays in its layout"
+            )
         hard = {key: value for key, value in self.prints if not key.startswith(SOFT) and key not in _COMPARED}
         differ = [f"{k} ({theirs.get(k, 'absent')} there, {v} here)" for k, v in hard.items() if theirs.get(k) != v]
         if differ:

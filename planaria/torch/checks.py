@@ -73,5 +73,6 @@ def check_presence(records: Sequence[ShardRecord], names: Sequence[str], where: 
         if without and len(without) < len(flags):
             raise UsageError(
                 f"{where}: the parameter {name} got a gradient in some shards but none in shards {without}. If that is "
-                "meant (conditional layers), say job.protect(..., allow_unused=True): a missing gradient then is zero"
+                "meant (conditional layers), say allow_unused=True to job.protect (or job.register): a missing "
+                "gradient then is zero"
             )

@@ -379,7 +379,7 @@ class GradientStore:
         return UsageError(
             f"the gradient of parameter {self.names[index]} was completed twice in shard {self._shard}: backward() "
             "ran more than once for one batch (or a module is checkpointed with use_reentrant=True). Call backward() "
-            "once on the sum of the losses, or use job.protect(..., overlap=False)"
+            "once on the sum of the losses, or say overlap=False to job.protect (or job.register)"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from planaria.torch import random as seeding
 from planaria.torch.checkpoints import Checkpoints, read_schedule
 from planaria.torch.clipping import clip_grad_norm_
 from planaria.torch.fingerprint import fingerprint, of_group
+from planaria.torch.own_loop import OwnLoop
+from planaria.torch.registered import MODEL, NAME, RegisteredPart
 from planaria.torch.rehearsal import Rehearsal, await_part, take
 from planaria.torch.session import Session
 from planaria.torch.settings import Settings, read_settings
@@ -38,6 +40,7 @@ class Job:
         self._allow_unused = False
         self._started = False
         self._parameters: list[torch.nn.Parameter] = []  # of the protected modules, once the steps have begun
+        self._own_loop: OwnLoop | None = None
         self._schedule = read_schedule(None, None, None)
         self._page = self._new_page()
 
@@ -63,7 +66,13 @@ class Job:
         return self._world.size
 
     @property
+    def part(self) -> tuple[int, int]:
+        """(index, count): which part of every shard's samples is this rank's. For who uses ``step.shards``."""
+        return self._world.part
+
+    @property
     def shards(self) -> int:
+        """That make up the global batch of every step."""
         return self.settings.shards
 
     @property
@@ -90,8 +99,7 @@ class Job:
                 batch; without it, several are fine.
             allow_unused: a parameter without a gradient in some shards counts as zero there, instead of an error.
         """
-        if self._started:
-            raise UsageError("job.protect must be called before job.steps")
+        self._not_yet("job.protect")
         if "planaria" in objects:
             raise UsageError("job.protect cannot name an object `planaria`: that name is taken; choose another")
         self._protected |= objects
@@ -108,8 +116,7 @@ class Job:
 
         Raises UsageError for a number that cannot be, or if neither side names a directory.
         """
-        if self._started:
-            raise UsageError("job.checkpoint must be called before job.steps")
+        self._not_yet("job.checkpoint")
         self._schedule = read_schedule(directory, every, keep)
         if self._schedule is None:
             raise UsageError("job.checkpoint needs a directory, here or by planaria run --checkpoint")
@@ -121,16 +128,92 @@ class Job:
         the ranks of the group: see :func:`planaria.torch.clipping.clip_grad_norm_`.
         """
         if not self._parameters:
-            raise UsageError("job.clip_grad_norm_ must be called in the loop over job.steps")
+            raise UsageError("job.clip_grad_norm_ must be called in the loop over the steps")
         stages = self.mesh["pp"] if "pp" in self._world.shape else None
         return clip_grad_norm_(self._parameters, max_norm, norm_type, stages)
+
+    def register(
+        self,
+        *,
+        save: Callable[..., Any],
+        load: Callable[[Any], Any],
+        model: Any,
+        steps: int,
+        overlap: bool = True,
+        allow_unused: bool = False,
+    ) -> int:
+        """For a loop that exists already: its state by its own checkpoint functions, and its steps by ``job.step``.
+
+        Call it where the loop would resume from a checkpoint. It waits until the job has a quorum; in a group that
+        joins late, or comes back, ``load`` has been called then with the state of the others. Returns the step that
+        the job is at, the first one that the loop has to make.
+
+        Args:
+            save: returns the state, dictionaries and lists of tensors (the living ones or copies) and plain data; or,
+                if it needs an argument, writes it to the binary file that it is given, in whatever format.
+            load: puts in place what ``save`` has given, or reads it from a file: then it must be safe with what other
+                members of the job have written (``torch.load(file, weights_only=True)`` is).
+            model: the module that is trained, or several in a list or dictionary: the gradients of its parameters are
+                exchanged.
+            steps: that the job makes in all.
+            overlap, allow_unused: as for ``protect``.
+
+        Each rank saves and loads its own state, without collectives, and at any step. Raises UsageError for functions,
+        or a state, that cannot be.
+        """
+        if self._started:
+            raise UsageError("job.register can be called once, and not beside job.steps")
+        if steps < 1:
+            raise UsageError(f"job.register needs at least one step, not {steps}")
+        part = RegisteredPart(save, load, model, self.seed, self.settings.where)
+        if both := sorted({NAME, MODEL} & self._protected.keys()):
+            raise UsageError(f"job.protect and job.register both name `{both[0]}`; protect it by another name, or not")
+        self._refuse_shared(part)
+        part.pack([])  # what cannot travel is seen before anybody waits
+        self._protected[NAME] = part
+        self._overlap, self._allow_unused = overlap, allow_unused
+        if self.settings.standby is not None:  # it cannot try a body that it does not drive
+            self._wait_in_the_wings()
+        loop = OwnLoop(self._start(steps), part)
+        loop.begin()
+        if self.settings.founder:  # who comes later runs what was seen to be right
+            loop.look()
+        self._own_loop = loop
+        return loop.index
+
+    def step(self) -> OwnLoop:
+        """``with job.step() as step:`` around the body of a loop for which ``register`` was called.
+
+        In it ``step.shards()`` (or ``step.batches(data)``) takes the place of the loop over micro-batches; then
+        gradients are clipped and optimizers stepped as ever. Everything that changes the state comes after the shards
+        and before the end of the ``with``, which is the end of the step: it is committed there, or, if ``step.void``,
+        does not count. ``load`` was called then, and ``step.index`` of the next body says where the job is.
+        """
+        if self._own_loop is None:
+            raise UsageError("job.step needs job.register before the loop (or the loop is: for step in job.steps(…))")
+        return self._own_loop.step()
+
+    def _not_yet(self, what: str) -> None:
+        if self._started:
+            raise UsageError(f"{what} must be called before job.steps (or job.register)")
+
+    def _refuse_shared(self, part: RegisteredPart) -> None:
+        theirs = {id(parameter) for _, parameter in ProtectedState(**self._protected).parameters()}
+        for module in part.modules:
+            for name, parameter in module.parameters.items():
+                if id(parameter) in theirs:
+                    raise UsageError(
+                        f"job.protect and job.register both name the parameter {module.name}.{name}; its state would "
+                        "travel twice: protect only what save does not give"
+                    )
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps 0 to ``total`` - 1, each committed exactly once by the job; those that a checkpoint holds are not
         made again. Waits until the job has a quorum; a group that joins late, or comes back, starts at the step where
         the others are, with their state."""
         if self.settings.standby is not None:
-            yield from self._wait_in_the_wings(total)
+            yield from self._try_a_step(total)
+            self._wait_in_the_wings()
         worker = self._start(total)
         ended = False
         try:
@@ -151,13 +234,16 @@ class Job:
             if not ended:
                 worker.session.close()
 
-    def _wait_in_the_wings(self, total: int) -> Iterator[Step]:
-        """A standby's time until it is a rank of a group."""
+    def _try_a_step(self, total: int) -> Iterator[Step]:
+        """What makes a standby warm."""
         self._check(total)
         state, _ = self._state()
         rehearsal = Rehearsal(self.settings, self._world, state, self._overlap)
         yield Step(rehearsal)
         rehearsal.end()
+
+    def _wait_in_the_wings(self) -> None:
+        """A standby's time until it is a rank of a group."""
         self.settings = take(await_part(self.settings), self.settings, self._world)
         self._page = self._new_page()
 

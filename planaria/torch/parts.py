@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -114,6 +116,15 @@ def wire_form(tensor: Tensor) -> Tensor:
     return local.contiguous()
 
 
+def feed(hasher: xxhash.xxh3_128, tensor: Tensor) -> None:
+    """Hash a tensor's contents, copied to the host if it is not there."""
+    host = tensor.detach().cpu().contiguous()
+    size = host.numel() * host.element_size()
+    if size:
+        # The memory itself, because numpy knows no bfloat16 (and need not be installed).
+        hasher.update(memoryview((ctypes.c_char * size).from_address(host.data_ptr())))
+
+
 def differs(path: str, ours: Tensor, theirs: Tensor) -> list[str]:
     """Sentences about how ``theirs`` (local form) does not fit ``ours`` (living)."""
     mine = live(ours)
@@ -125,7 +136,8 @@ def differs(path: str, ours: Tensor, theirs: Tensor) -> list[str]:
     ]
 
 
-def _check_strided(path: str, tensor: Tensor) -> Tensor:
+def check_strided(path: str, tensor: Tensor) -> Tensor:
+    """``tensor``, if it can be sent. Raises UsageError."""
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         what = "on the meta device" if tensor.device.type == "meta" else f"of layout {tensor.layout}"
         raise UsageError(f"{path} is {what}; only dense tensors with memory can be protected")
@@ -153,6 +165,10 @@ class Part:
 
     def pack_marked(self, tensors: list[Tensor]) -> Any:
         """As ``pack``, with the plain data of the last ``mark``."""
+        return self.pack(tensors)
+
+    def pack_compared(self, tensors: list[Tensor]) -> Any:
+        """As ``pack``, of what has the same bits on all groups."""
         return self.pack(tensors)
 
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
@@ -187,6 +203,8 @@ class Part:
 
 def make_part(name: str, value: Any, parameter_names: dict[int, str]) -> Part:
     """The part for an object that is no module. Raises UsageError if it has no state that could be given to peers."""
+    if isinstance(value, Part):
+        return value
     if isinstance(value, torch.optim.Optimizer):
         from planaria.torch.optimizers import OptimizerPart
 
@@ -223,7 +241,7 @@ class ModulePart(Part):
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {**self.parameters, **dict(self.module.named_buffers())}
-        return {name: _check_strided(f"{self.name}.{name}", tensor) for name, tensor in named.items()}
+        return {name: check_strided(f"{self.name}.{name}", tensor) for name, tensor in named.items()}
 
     def watched(self) -> Iterator[Tensor]:
         """Parameters and buffers."""

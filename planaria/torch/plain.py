@@ -145,7 +145,36 @@ def places(packed: Any, path: str) -> Iterator[tuple[int, str]]:
             yield from places(body, path)
         elif tag in _DICTS.values():
             for key, item in body:
-                yield from places(item, f"{path}.{key}" if type(key) is str else f"{path}[{unpack(key, ())!r}]")
+                yield from places(item, _inner(path, key))
+
+
+def difference(one: Any, other: Any, path: str) -> str | None:
+    """The first path at which two packed values differ, but for their tensors; None if they do not."""
+    if type(one) is not type(other):
+        return path
+    if isinstance(one, list):
+        if len(one) != len(other):
+            return path
+        pairs = [(a, b, f"{path}[{index}]") for index, (a, b) in enumerate(zip(one, other, strict=True))]
+    elif isinstance(one, dict) and one.keys() == other.keys():
+        ((tag, body),) = one.items()
+        if tag in _DICTS.values():
+            if repr([key for key, _ in body]) != repr([key for key, _ in other[tag]]):
+                return f"the keys of {path} (or their order)"
+            pairs = [(a, b, _inner(path, key)) for (key, a), (_, b) in zip(body, other[tag], strict=True)]
+        elif tag == "tuple":
+            pairs = [(body, other[tag], path)]
+        elif tag == "tensor":
+            return None  # its place in a list of tensors
+        else:
+            return None if body == other[tag] else path
+    else:
+        return None if repr(one) == repr(other) else path  # 0.0 is not -0.0
+    return next(filter(None, (difference(*pair) for pair in pairs)), None)
+
+
+def _inner(path: str, key: Any) -> str:
+    return f"{path}.{key}" if type(key) is str else f"{path}[{unpack(key, ())!r}]"
 
 
 def _tensor(body: Any, tensors: Sequence[Tensor]) -> Tensor:

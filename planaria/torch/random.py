@@ -20,6 +20,8 @@ from __future__ import annotations
 import random as _random
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import xxhash
@@ -60,6 +62,25 @@ def seed_all(seed: int) -> None:
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
     _random.seed(seed)
+
+
+@contextmanager
+def aside(seed: int) -> Iterator[None]:
+    """What runs meanwhile begins with generators seeded from ``seed``; then they go on where they were."""
+    numpy = sys.modules.get("numpy")
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    generators = [torch.default_generator, *cuda]
+    states = [generator.get_state() for generator in generators]
+    python, array = _random.getstate(), numpy.random.get_state() if numpy is not None else None
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        _random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(array)
 
 
 def seed_shard(seed: int, step: int, shard: int, part: int = 0) -> None:

@@ -7,7 +7,6 @@ A restore checks everything before it writes anything.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ from torch.distributed.tensor import DTensor
 
 from planaria.errors import ProtocolError, UsageError
 from planaria.torch import plain
-from planaria.torch.parts import ModulePart, Part, Received, TensorSpec, live, make_part, spec_of, wire_form
+from planaria.torch.parts import ModulePart, Part, Received, TensorSpec, feed, live, make_part, spec_of, wire_form
+from planaria.torch.registered import RegisteredPart
 
 VERSION = 1
 MAX_PROBLEMS = 5  # that a message lists: the first ones tell which line of the script differs
@@ -35,17 +35,19 @@ class ProtectedState:
     def __init__(self, **objects: Any) -> None:
         flat = {name: value for key, given in sorted(objects.items()) for name, value in _flattened(key, given)}
         self._objects = list(flat.values())
-        self._modules = [ModulePart(name, value) for name, value in flat.items() if isinstance(value, nn.Module)]
+        self.registered = next((each for each in flat.values() if isinstance(each, RegisteredPart)), None)
+        own = [ModulePart(name, value) for name, value in flat.items() if isinstance(value, nn.Module)]
+        self._modules = own + (self.registered.modules if self.registered is not None else [])
         self._watched: list[Tensor] | None = None  # parameters and buffers, looked up at the first mark
         self._versions = 0
         # So that errors and files can name what an optimizer only numbers.
         names = {id(parameter): name for name, parameter in self.parameters()}
-        parts: dict[str, Part] = {part.name: part for part in self._modules}
+        parts: dict[str, Part] = {part.name: part for part in own}
         self._parts = {name: parts.get(name) or make_part(name, value, names) for name, value in flat.items()}
 
     @property
     def modules(self) -> list[nn.Module]:
-        """All protected modules."""
+        """All protected modules, and those whose state is registered."""
         return [part.module for part in self._modules]
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -192,11 +194,11 @@ class ProtectedState:
         Equal for equal states whatever device they are on. CUDA tensors are copied to the host, one at a time.
         """
         tensors: list[Tensor] = []
-        bodies = [[name, part.kind, part.pack(tensors)] for name, part in self._parts.items()]
+        bodies = [[name, part.kind, part.pack_compared(tensors)] for name, part in self._parts.items()]
         specs = [spec_of(tensor) for tensor in tensors]
         hasher = xxhash.xxh3_128(plain.dump([bodies, [[spec.dtype_name, list(spec.shape)] for spec in specs]]))
         for tensor, spec in zip(tensors, specs, strict=True):
-            _update(hasher, spec.view(wire_form(tensor)))
+            feed(hasher, spec.view(wire_form(tensor)))
         return hasher.hexdigest()
 
     def describe(self) -> list[str]:
@@ -270,11 +272,3 @@ def _missing(theirs: Any, ours: Any, prefix: str) -> list[str]:
     return [f"{prefix}{name} is missing here" for name in theirs if name not in ours] + [
         f"{prefix}{name} is only here" for name in ours if name not in theirs
     ]
-
-
-def _update(hasher: xxhash.xxh3_128, tensor: Tensor) -> None:
-    host = tensor.detach().cpu().contiguous()
-    size = host.numel() * host.element_size()
-    if size:
-        # The memory itself, because numpy knows no bfloat16 (and need not be installed).
-        hasher.update(memoryview((ctypes.c_char * size).from_address(host.data_ptr())))

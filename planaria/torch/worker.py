@@ -111,6 +111,11 @@ class Worker:
         """Whether this group was the first of the members that made the newest commit."""
         return self.session.stepper.first == self.session.member
 
+    @property
+    def overtaken(self) -> bool:
+        """Whether this group took a newer state while the script was in the loop's body, which is void therefore."""
+        return self._healed is not None
+
     # --- between steps ---------------------------------------------------------------------------------------
 
     def begin_step(self) -> bool:
@@ -220,6 +225,7 @@ class Worker:
     def _give_up(self) -> None:
         """Nothing of the step counts any more."""
         self._abandon()
+        self._healed = None
         self._records.clear()
         self._raw.clear()
         self._store_step = -1
@@ -464,17 +470,23 @@ class Worker:
 
     def _transfer(self, order: core.Heal, communicator: Communicator) -> Callable[[], None]:
         """Give the state to members that need it, or take it; returns what puts it in place."""
+        registered, sources = self.state.registered is not None, order.sources
+        if registered:  # what a script's own functions make of equal states need not be equal byte for byte
+            sources = sources[:1]
         if not order.receive:
+            if communicator.rank not in sources:
+                return lambda: None
             manifest, tensors = self.state.capture(marked=self._inside)
-            healing.serve(communicator, tensors, manifest, order.sources, order.healers)
+            healing.serve(communicator, tensors, manifest, sources, order.healers)
             return lambda: None
-        pending = healing.receive(communicator, order.sources, order.healers)
+        pending = healing.receive(communicator, sources, order.healers)
         healed = pending.wait(lambda: self.session.stopped_waiting(order.quorum))
         raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
         tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
 
         def put() -> None:
-            self.state.restore(healed.manifest, tensors)
+            if not (self._inside and registered):  # not beneath code of the script that will not go on anyway
+                self.state.restore(healed.manifest, tensors)
             if self._inside:
                 self._healed = (healed.manifest, tensors)
             self._store_step = -1

@@ -58,8 +58,8 @@ def test_before_and_after_differ_in_five_lines_and_an_import() -> None:
     assert len(added) == 5, added
 
 
-@pytest.mark.parametrize("name", ["plain_loop.py", "plain_loop_planaria.py"])
-def test_before_and_after_both_learn(name: str) -> None:
+@pytest.mark.parametrize("name", ["plain_loop.py", "plain_loop_planaria.py", "foreign_loop.py"])
+def test_the_loops_all_learn(name: str) -> None:
     words = run(EXAMPLES / name).split()
     assert words[0] == "right:" and float(words[1].rstrip("%")) > 80
 

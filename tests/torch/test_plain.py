@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.errors import ProtocolError, UsageError
-from planaria.torch.plain import MAX_DEPTH, decode, encode
+from planaria.torch.plain import MAX_DEPTH, decode, difference, encode, pack
 
 SCALARS = st.one_of(
     st.none(),
@@ -68,6 +68,26 @@ def test_round_trip(value: Any) -> None:
 def test_deterministic_bytes(value: Any) -> None:
     data = encode(value, [], "x")
     assert encode(decode(data, []), [], "x") == data
+
+
+@given(PLAIN, PLAIN)
+def test_differences(one: Any, other: Any) -> None:
+    assert difference(pack(one, [], "x"), pack(one, [], "x"), "x") is None
+    assert (difference(pack(one, [], "x"), pack(other, [], "x"), "x") is None) == same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "path"),
+    [
+        ({"a": [1, (2, {3: 0.0})]}, {"a": [1, (2, {3: -0.0})]}, "x.a[1][1][3]"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "the keys of x (or their order)"),
+        ({1: 0}, {True: 0}, "the keys of x (or their order)"),
+        ([1], [True], "x[0]"),
+        ([torch.ones(1), {}], [torch.zeros(2), Counter()], "x[1]"),
+    ],
+)
+def test_differences_are_named(one: Any, other: Any, path: str) -> None:
+    assert difference(pack(one, [], "x"), pack(other, [torch.ones(3)], "x"), "x") == path
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -math.nan, -0.0, 5e-324, 0.1, 1e16, 1.0])

@@ -1,0 +1,73 @@
+"""The promise for loops that Planaria does not drive: any kill, and the bits of the quiet run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Run
+
+pytestmark = pytest.mark.e2e
+SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
+
+
+def start(directory: Path, *words: str, groups: int = 3, options: tuple[str, ...] = ()) -> Run:
+    return Run(directory, *words, groups=groups, options=options, script=SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    @cache
+    def digest(form: str) -> str:
+        with start(tmp_path_factory.mktemp(form) / "run", form, groups=1) as run:
+            assert run.end() == 0, run.log()
+            (found,) = run.digests()
+            return found
+
+    return digest
+
+
+@pytest.mark.parametrize("form", ["state", "file"])
+def test_groups_are_killed(tmp_path: Path, unhurt: Callable[[str], str], form: str) -> None:
+    with start(tmp_path / "run", form, "--pause", "0.01") as run:
+        run.step(5)
+        run.signal(0)  # the host of the rendezvous
+        run.incarnation(0, 1)
+        run.settled(3, beyond=run.watch.step)
+        run.signal(1)
+        run.signal(2)  # so that the one that has healed is all that is left
+        run.incarnation(2, 1)
+        run.settled(3, beyond=run.watch.step)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(form)}, run.log()
+    shards = {json.loads(line)["shards"] for f in run.directory.glob("rg*/i*/metrics.jsonl") for line in f.open()}
+    assert shards == {6}
+
+
+def test_a_load_that_fails_ends_its_group_and_no_other(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "state", "--pause", "0.01", "--odd", "load") as run:
+        run.step(5)
+        run.signal(1)
+        (refused,) = run.until(
+            lambda: [e for e in run.events("exit") if e["group"] == 1 and e["data"]["incarnation"] == 1],
+            "the end of group 1",
+        )
+        assert refused["data"]["exit_code"] == 2, run.log()
+        assert "load, registered with job.register, failed: KeyError: 'optimizer.0'" in refused["text"], run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("state")}, run.log()
+
+
+def test_all_groups_are_killed_and_the_disk_has_the_state(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    options = ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "4")
+    with start(tmp_path / "run", "file", "--pause", "0.01", options=options) as run:
+        run.until(lambda: list((tmp_path / "checkpoints").glob("step-????????")), "a checkpoint")
+        for group in range(3):
+            run.signal(group)
+        run.until(lambda: run.events("resume"), "the job to begin again")
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("file")}, run.log()
