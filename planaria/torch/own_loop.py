@@ -74,7 +74,7 @@ class OwnStep(Step):
 
     def batches(self, data: ShardedSource) -> Iterator[Any]:
         yield from super().batches(data)
-        if self._worker.overtaken:
+        if self._loop.overtaken:
             raise Overtaken
         self._loop.went_through()
 
@@ -95,6 +95,11 @@ class OwnLoop:
     def index(self) -> int:
         """Of the step that is next."""
         return self._worker.step
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the step was committed by others while the script was in its body."""
+        return self._worker.overtaken
 
     def begin(self) -> None:
         """Wait until there is work on the next step, or see the job to its end. The state is that of the job then."""
