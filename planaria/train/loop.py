@@ -68,28 +68,34 @@ def train(config: Config) -> None:
     for step in job.steps(config.training.steps):
         if facts["data"] != digest:  # healed by groups that read something else
             raise UsageError(f"group {job.group} has other tokens than the job; give all nodes the same data")
-        for tokens, labels in step.batches(data):
-            loss = network.train(tokens, labels)
-            if loss is not None:
-                step.record(loss=loss)
-        if not step.groups:
-            continue  # void: this group has taken a newer state
-        index = step.index
-        norm = job.clip_grad_norm_(config.training.max_norm or math.inf)
-        for group in optimizer.param_groups:
-            group["lr"] = rate(config, index)
-        optimizer.step()
+        with step.guard():
+            for tokens, labels in step.batches(data):
+                loss = network.train(tokens, labels)
+                if loss is not None:
+                    step.record(loss=loss)
+            if not step.groups:
+                continue  # void: this group has taken a newer state
+            index = step.index
+            norm = job.clip_grad_norm_(config.training.max_norm or math.inf)
+            for group in optimizer.param_groups:
+                group["lr"] = rate(config, index)
+            optimizer.step()
 
-        leads = job.rank == 0 and job.group == step.groups[0]
-        recorder.computed(index, leads)
-        measured = check is not None and ((index + 1) % config.validation.freq == 0 or index == last)
-        if measured or index % config.metrics.log_freq == 0 or index == last:
-            line = {"step": index, "loss": step.metrics["loss"], "grad_norm": norm.item(), "lr": rate(config, index)}
-            fast = speed.since(index, len(step.groups))
-            if check is not None and measured:
-                line["validation_loss"] = check.loss()
-                speed.start(index)
-            recorder.line(line, fast)
+            leads = job.rank == 0 and job.group == step.groups[0]
+            recorder.computed(index, leads)
+            measured = check is not None and ((index + 1) % config.validation.freq == 0 or index == last)
+            if measured or index % config.metrics.log_freq == 0 or index == last:
+                line = {
+                    "step": index,
+                    "loss": step.metrics["loss"],
+                    "grad_norm": norm.item(),
+                    "lr": rate(config, index),
+                }
+                fast = speed.since(index, len(step.groups))
+                if check is not None and measured:
+                    line["validation_loss"] = check.loss()
+                    speed.start(index)
+                recorder.line(line, fast)
     recorder.close()
 
 

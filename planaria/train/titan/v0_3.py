@@ -90,19 +90,20 @@ class Trainer(titan.Trainer):  # type: ignore[misc]
                 self.step = step.index + 1
                 sl.set_step(self.step)
                 self.gc_handler.run(self.step)
-                with sl.log_trace_span("step"):
-                    self._compute(step)
-                    if not step.groups:
-                        continue  # this group has taken a newer state from its peers: nothing done here counts
-                    saver = step.groups[0]
-                    self._apply(step)
-                if config.validator.enable and self.validator.should_validate(self.step):
-                    self.validator.validate(self.model_parts, self.step)
-                profiler.step()
-                if first:
-                    timeout = timedelta(seconds=config.comm.train_timeout_seconds)
-                    dist_utils.set_pg_timeouts(timeout=timeout, parallel_dims=self.parallel_dims)
-                    first = False
+                with step.guard():
+                    with sl.log_trace_span("step"):
+                        self._compute(step)
+                        if not step.groups:
+                            continue  # this group has taken a newer state from its peers: nothing done here counts
+                        saver = step.groups[0]
+                        self._apply(step)
+                    if config.validator.enable and self.validator.should_validate(self.step):
+                        self.validator.validate(self.model_parts, self.step)
+                    profiler.step()
+                    if first:
+                        timeout = timedelta(seconds=config.comm.train_timeout_seconds)
+                        dist_utils.set_pg_timeouts(timeout=timeout, parallel_dims=self.parallel_dims)
+                        first = False
         self.step = config.training.steps
         if job.group == saver:
             self.checkpointer.save(self.step, last_step=True)
