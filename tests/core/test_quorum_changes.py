@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from quorum_desk import working
 
-from planaria.core.messages import (
-    Kill,
-)
+from planaria.core.messages import Kill, Leaving
 from planaria.core.quorum import REPLAN_DELAY
 from planaria.core.roster import Send
 
@@ -31,6 +29,21 @@ def test_a_drained_group_that_died_too_early_is_a_loss() -> None:
     desk.lighthouse.drain(1, desk.now)
     desk.dies(1)
     assert desk.trouble(0, 1)[0] == "store 1.3 [0 2]"
+
+
+def test_a_group_whose_rank_moves_leaves_by_a_planned_change_and_comes_back() -> None:
+    desk = working()
+    assert desk.lines(desk.lighthouse.migrate(1, 0, desk.now)) == ["a1: migrate"]
+    assert desk.tell(1, Leaving(desk.member(1))) == [
+        "store 1.2 [0 2]",
+        "a0: planned 1.2 [0 2]",
+        "a1: planned 1.2 [0 2]",
+        "a2: planned 1.2 [0 2]",
+    ]
+    assert desk.tell(1, Leaving(desk.member(1))) == [], "told again after a reconnect"
+    assert desk.dies(1) == []
+    assert desk.adopts(0, 2) == [] == desk.adopts(2, 2)
+    assert desk.ready(1)[0] == "store 1.3 [0 1.1 2]", "it is not drained for good"
 
 
 def test_the_last_group_cannot_be_drained_or_evicted() -> None:

@@ -8,6 +8,7 @@ from planaria.core.messages import (
     Died,
     Finished,
     Heartbeat,
+    Leaving,
     Member,
     QuorumId,
     Ready,
@@ -111,3 +112,9 @@ def test_only_the_newest_death_of_a_group_matters() -> None:
 def test_a_finish_of_an_earlier_life_is_kept() -> None:
     later = Member(0, 1)
     assert Finished(A, 9, "d") in after(Finished(A, 9, "d"), Died(A, "exit"), Died(later, "exit"))
+
+
+def test_a_move_is_told_again_until_it_is_made() -> None:
+    leaving = Leaving(A)
+    assert after(ready(A), Adopted(A, QuorumId(1, 1), 3), leaving) == [ready(A), Adopted(A, QuorumId(1, 1), 3), leaving]
+    assert leaving not in after(ready(A), leaving, Died(A, "it has left"))
