@@ -49,6 +49,7 @@ class InGroup:
     def reset(self) -> None:
         """There are no process groups."""
         self._lines: list[Lines] = []  # of the present life, one for each process group
+        self._device_groups: list[Any] = []  # NCCL's, made here: perhaps not in their place yet
         self._cut = False
         self._timeouts: dict[tuple[tuple[int, ...], int], timedelta] = {}
         self._count: Counter[tuple[int, ...]] = Counter()
@@ -106,10 +107,12 @@ class InGroup:
         for each in lines:
             each.cut()
         if not already and dist.is_initialized():
-            # Kernels that wait for a peer end by this alone. It takes up to a second, and nobody waits for it.
-            for group, _, _ in _groups():
-                for kind in _devices(group, "cuda"):
-                    threading.Thread(target=_abort, args=(group._get_backend(kind),), daemon=True).start()
+            # Kernels that wait for a peer end by this alone. It takes up to a second, and nobody waits for it; nor does
+            # one abort for another, for kernels of several groups may wait for each other.
+            found = [group._get_backend(kind) for group, _, _ in _groups() for kind in _devices(group, "cuda")]
+            for backend in {id(each): each for each in (*found, *self._device_groups)}.values():
+                threading.Thread(target=_abort, args=(backend,), name="planaria-abort", daemon=True).start()
+            self._device_groups.clear()
 
     def renew(self, port: int, name: str, bell: Bell, cancelled: Callable[[], bool]) -> None:
         """Connect this process's groups to those of the other ranks, who do the same under the same ``name``. They meet
@@ -155,11 +158,25 @@ class InGroup:
             with self._lock:
                 _put(group, torch.device("cpu"), kind, host)
             for device in _devices(group, "cuda"):
-                options = c10d.ProcessGroupNCCL.Options()
-                options._timeout = timeout
-                nccl = c10d.ProcessGroupNCCL(PrefixStore("cuda", prefix), ranks.index(rank), len(ranks), options)
+                nccl = self._device_group(PrefixStore("cuda", prefix), rank, ranks, timeout, group.group_name)
                 with self._lock:
                     _put(group, device, kind + 1, nccl)
+
+    def _device_group(self, store: Store, rank: int, ranks: tuple[int, ...], timeout: timedelta, name: str) -> Any:
+        """As torch makes it, but connected at once: here the wait for others can be left behind, in the first
+        collective it could not."""
+        options: Any = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        options.global_ranks_in_group = list(ranks)
+        options.group_name = name
+        made = c10d.ProcessGroupNCCL(store, ranks.index(rank), len(ranks), options)
+        with self._lock:
+            self._device_groups.append(made)
+            over = self._cut
+        if over:
+            raise CommunicatorError("no longer wanted")
+        made.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+        return made
 
     def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:
         lines = self._new_lines()
@@ -194,7 +211,7 @@ def _put(group: Any, device: torch.device, kind: int, backend: Any) -> None:
 
 
 def _abort(backend: Any) -> None:
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, AttributeError):  # an idle one has nothing to abort
         backend.abort()
 
 
@@ -208,7 +225,7 @@ def registered() -> InGroup:
     if _instance is None:
         _instance = made = InGroup()
         dist.Backend.register_backend(HOST, made.create, extended_api=True, devices=["cpu"])
-        dist.Backend.register_backend(IDLE, made.create_idle, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(IDLE, made.create_idle, extended_api=True, devices=["cpu", "cuda"])
     return _instance
 
 

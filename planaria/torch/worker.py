@@ -206,8 +206,9 @@ class Worker:
     def void(self, error: Exception) -> bool:
         """Whether ``error`` came out of user code because a rank of this group was lost and is replaced. Then nothing
         is left of what that code did: the group takes the state of its peers."""
-        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
-            return False  # not what a collective raises
+        collective = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+        if not (collective or self.session.bereaved):  # numbers of a GPU whose collectives were ended mean nothing
+            return False
         if not (isinstance(error, Bereaved) or self.session.await_regroup()):
             return False
         unwind(self.state.modules)

@@ -70,8 +70,6 @@ class GroupWorld:
         self.idle = idle
         self.renewable = False  # whether lost ranks can be replaced under the others
         self._links = ingroup.registered()
-        # On GPUs the replacement of NCCL's half is written and has not been proved: there a group ends with its rank.
-        self._replaceable = device.type == "cpu"
         self.shape = _complete(shape or {"fsdp": size}, size, where)
         self._mesh: DeviceMesh | None = None
         self._rounds: dist.ProcessGroup | None = None
@@ -102,8 +100,8 @@ class GroupWorld:
     def side_group(self) -> dist.ProcessGroup | None:
         """The ranks of the group once more, for collectives on another thread; None for one rank. All ranks make it
         together."""
-        kind = "gloo" if not self._replaceable else ingroup.IDLE if self.idle else ingroup.HOST
-        return dist.new_group(backend=kind, timeout=_NEVER) if self.size > 1 else None
+        kind = ingroup.IDLE if self.idle else ingroup.HOST
+        return dist.new_group(backend=f"cpu:{kind}", timeout=_NEVER) if self.size > 1 else None
 
     def cut(self) -> None:
         """End all connections to the other ranks of the group, one of which is lost. Any thread, never blocks."""
@@ -137,9 +135,8 @@ class GroupWorld:
 
     def _backend(self) -> str:
         # The CPU part is for rounds and whatever is on the host.
-        if not self._replaceable:
-            return "cpu:gloo,cuda:nccl"
-        return f"cpu:{ingroup.IDLE if self.idle else ingroup.HOST}"
+        host, device = (ingroup.IDLE, ingroup.IDLE) if self.idle else (ingroup.HOST, "nccl")
+        return f"cpu:{host}" + (f",cuda:{device}" if self.device.type == "cuda" else "")
 
     def _gather(self, payload: bytes, size: int) -> Sequence[bytes]:
         mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -151,8 +148,10 @@ class GroupWorld:
         if not dist.is_initialized():
             # From the environment, as torchrun's scripts have it: MASTER_ADDR and MASTER_PORT.
             store = HashStore() if self.idle else None
+            # Or a watchdog of torch's ends this process when a peer is lost. That somebody hangs is seen by the agent.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             dist.init_process_group(self._backend(), store=store, rank=self.rank, world_size=self.size)
-            self.renewable = self._replaceable
+            self.renewable = True
         if (dist.get_rank(), dist.get_world_size()) != (self.rank, self.size):
             raise UsageError(
                 f"{where}: the script's process group has rank {dist.get_rank()} of {dist.get_world_size()}, but this "
