@@ -233,15 +233,14 @@ class LocalEngine:
             raise ForkServerError(f"group {member.group} finds no free GPU: other groups have all of this node's")
         directory = self._launch.directory_of(member, rank)
         directory.mkdir(parents=True, exist_ok=True)
-        env = self._launch.env_of(member, rank, shared.port) | shared.gpus
-        env |= {"PLANARIA_RESUME": str(int(shared.founder)), "PLANARIA_JOINS": str(int(life.joins))}
         if member.group == STANDBYS:
-            # As if it were of group 0.
-            tried = Member(0, 0)
-            env |= self._launch.env_of(tried, life.tries, 0) | _TAKING_A_PLACE
+            env = self._launch.env_of(Member(0, 0), life.tries, 0) | _TAKING_A_PLACE  # as if it were of group 0
             env |= {"PLANARIA_STANDBY": str(member.incarnation), "PLANARIA_DIR": str(directory)}
             if self._shares.any:
                 env["LOCAL_RANK"] = "0"
+        else:
+            env = self._launch.env_of(member, rank, shared.port)
+            env |= {"PLANARIA_RESUME": str(int(shared.founder)), "PLANARIA_JOINS": str(int(life.joins))}
         return ForkRequest(
             id=next(self._ids),
             parent=os.getpid(),
@@ -251,7 +250,7 @@ class LocalEngine:
             cwd=self._launch.cwd,
             stdout=str(directory / "stdout.log"),
             stderr=str(directory / "stderr.log"),
-            env=env,
+            env=env | shared.gpus,
         )
 
     def _gone(self, member: Member, rank: int) -> None:

@@ -114,9 +114,10 @@ class InGroup:
                 threading.Thread(target=_abort, args=(backend,), name="planaria-abort", daemon=True).start()
             self._device_groups.clear()
 
-    def renew(self, port: int, name: str, bell: Bell, cancelled: Callable[[], bool]) -> None:
+    def renew(self, port: int, name: str, device: torch.device, bell: Bell, cancelled: Callable[[], bool]) -> None:
         """Connect this process's groups to those of the other ranks, who do the same under the same ``name``. They meet
-        at ``port`` of MASTER_ADDR, which rank 0 serves. What connected them before has ended then.
+        at ``port`` of MASTER_ADDR, which rank 0 serves. What connected them before has ended then. ``device``: of this
+        rank.
 
         Raises Interrupted as soon as ``cancelled`` (whose change must ring the bell), CommunicatorError if it fails.
         """
@@ -129,7 +130,9 @@ class InGroup:
 
         def work() -> None:
             try:
-                self._renew(port, name, cancelled)
+                if device.type == "cuda":
+                    torch.cuda.set_device(device)  # every thread has its own
+                self._renew(port, name, device, cancelled)
                 made.succeed(None)
             except PlanariaError as error:
                 made.fail(error)
@@ -143,7 +146,7 @@ class InGroup:
             self.cut()  # ends what the thread waits for
             raise
 
-    def _renew(self, port: int, name: str, cancelled: Callable[[], bool]) -> None:
+    def _renew(self, port: int, name: str, device: torch.device, cancelled: Callable[[], bool]) -> None:
         rank, kind = dist.get_rank(), _FIRST_KIND + 2 * self._life
         if kind + 2 > _KINDS:
             raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
@@ -157,25 +160,27 @@ class InGroup:
             host = self._host_group(prefix, ranks.index(rank), names, timeout)
             with self._lock:
                 _put(group, torch.device("cpu"), kind, host)
-            for device in _devices(group, "cuda"):
-                nccl = self._device_group(PrefixStore("cuda", prefix), rank, ranks, timeout, group.group_name)
+            for kind_of_device in _devices(group, "cuda"):
+                nccl = self._device_group(PrefixStore("cuda", prefix), device, ranks, timeout, group.group_name)
                 with self._lock:
-                    _put(group, device, kind + 1, nccl)
+                    _put(group, kind_of_device, kind + 1, nccl)
 
-    def _device_group(self, store: Store, rank: int, ranks: tuple[int, ...], timeout: timedelta, name: str) -> Any:
+    def _device_group(
+        self, store: Store, device: torch.device, ranks: tuple[int, ...], timeout: timedelta, name: str
+    ) -> Any:
         """As torch makes it, but connected at once: here the wait for others can be left behind, in the first
         collective it could not."""
         options: Any = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
         options.global_ranks_in_group = list(ranks)
         options.group_name = name
-        made = c10d.ProcessGroupNCCL(store, ranks.index(rank), len(ranks), options)
+        made = c10d.ProcessGroupNCCL(store, ranks.index(dist.get_rank()), len(ranks), options)
         with self._lock:
             self._device_groups.append(made)
             over = self._cut
         if over:
             raise CommunicatorError("no longer wanted")
-        made.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+        made.eager_connect_single_device(device)
         return made
 
     def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:

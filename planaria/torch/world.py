@@ -109,7 +109,7 @@ class GroupWorld:
 
     def renew(self, port: int, name: str, bell: Bell, cancelled: Callable[[], bool]) -> None:
         """Connect to the ranks of the group again, among which is a new one. See ``InGroup.renew``."""
-        self._links.renew(port, name, bell, cancelled)
+        self._links.renew(port, name, self.device, bell, cancelled)
         self.idle = False
 
     def collectives(self) -> int:
