@@ -2,6 +2,7 @@
 planned move of a rank costs. With and without standbys.
 
     python bench/losses.py --times 5
+    python bench/losses.py --times 5 --device cuda      # on two GPUs: two groups of two ranks
 
 Everything is read from what the run itself writes down: progress pages and events. *Pause*: the longest time between
 two commits of the groups that were not hurt (of all, where none is left unhurt). *Whole again*: from the blow to the
@@ -49,10 +50,10 @@ class Found:
 class Bench:
     """One job, from which parts are taken away again and again."""
 
-    def __init__(self, groups: int, ranks: int, standbys: int, directory: Path, seed: int) -> None:
-        self.groups, self.ranks, self.standbys = groups, ranks, standbys
+    def __init__(self, groups: int, ranks: int, standbys: int, directory: Path, seed: int, device: str) -> None:
+        self.groups, self.ranks, self.standbys, self.device = groups, ranks, standbys, device
         self.directory, self.random = directory, random.Random(seed)
-        options = ["--nproc-per-group", str(ranks), "--standbys", str(standbys), "--device", "cpu", "--quiet"]
+        options = ["--nproc-per-group", str(ranks), "--standbys", str(standbys), "--device", device, "--quiet"]
         options += ["--max-replacements", "10000", "--checkpoint", str(directory / "checkpoints")]
         options += ["--checkpoint-every", "25"]
         self._run = LocalRun(Script(WORKER, ("--shards", "4"), groups, 4), directory / "run", options)
@@ -150,14 +151,18 @@ def _kill(lives: list[Life], ranks: list[int] | None = None) -> Callable[[], Non
     return strike
 
 
+def _rank_of(bench: Bench, life: Life) -> int:
+    return ON_FIRST[life.member.group] if bench.device == "cuda" else bench.random.randrange(bench.ranks)
+
+
 def _losses(bench: Bench, lives: list[Life], kind: str) -> tuple[Callable[[], None], set[int]]:
     chosen = bench.random.sample(lives, {"two groups": 2, "all groups": len(lives)}.get(kind, 1))
     hurt = {life.member.group for life in chosen}
     match kind:
         case "a rank":
-            return _kill(chosen, [bench.random.randrange(bench.ranks)]), hurt
+            return _kill(chosen, [_rank_of(bench, chosen[0])]), hurt
         case "a rank moves":
-            group, rank = chosen[0].member.group, bench.random.randrange(bench.ranks)
+            group, rank = chosen[0].member.group, _rank_of(bench, chosen[0])
             words = [sys.executable, "-m", "planaria", "migrate", str(group), "--rank", str(rank)]
             words += ["--log-dir", str(bench.directory / "run")]
             return lambda: subprocess.run(words, check=True, stdout=subprocess.DEVNULL), hurt
@@ -171,22 +176,35 @@ def _losses(bench: Bench, lives: list[Life], kind: str) -> tuple[Callable[[], No
 
 
 PLANS = {  # (groups, ranks): what is lost
-    (2, 4): ["a rank", "a rank moves", "a group"],
-    (4, 1): ["a group", "two groups", "all groups", "the lighthouse", "a rank moves"],
+    "cpu": {
+        (2, 4): ["a rank", "a rank moves", "a group"],
+        (4, 1): ["a group", "two groups", "all groups", "the lighthouse", "a rank moves"],
+    },
+    "cuda": {(2, 2): ["a rank", "a rank moves", "a group"]},
 }
+# Every communicator has one rank on each of two GPUs, which are shared by two processes each: not what a step should
+# take, but enough to see what a loss takes. A standby's GPU is the first, so ranks there are lost.
+CROSSED = "0,1,1,0"
+ON_FIRST = {0: 0, 1: 1}  # by group
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=5, help="of every loss")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", choices=tuple(PLANS))
     parser.add_argument("--only", default="", help="losses whose name contains this")
     args = parser.parse_args()
     rows = []
-    for (groups, ranks), kinds in PLANS.items():
+    for (groups, ranks), kinds in PLANS[args.device].items():
         wanted = [kind for kind in kinds if args.only in kind]
         for standbys in (0, 1) if wanted else ():
-            with tempfile.TemporaryDirectory() as name, Bench(groups, ranks, standbys, Path(name), args.seed) as bench:
+            if args.device == "cuda":
+                os.environ["CUDA_VISIBLE_DEVICES"] = CROSSED + ",0" * standbys
+            with (
+                tempfile.TemporaryDirectory() as name,
+                Bench(groups, ranks, standbys, Path(name), args.seed, args.device) as bench,
+            ):
                 for kind in wanted:
                     found = []
                     for _ in range(args.times):
