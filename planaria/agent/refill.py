@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from planaria.agent.lives import Life, failure_of
 from planaria.agent.ranklife import RankLife
-from planaria.core.exits import EXIT_BAD_INPUT
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_OK
 from planaria.core.messages import Member
 from planaria.core.plan import GroupState
 from planaria.engines.base import Started
@@ -68,6 +68,8 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
         text = f"{standby.member} takes the place of rank {lost.rank} of group {newer.group}"
     if others:
         text += f" under its living rank{'s' * (len(others) > 1)} " + ", ".join(str(rank.rank) for rank in others)
+    if life.moving is not lost:
+        agent.moves.put_off(life)
     agent.events.add("regroup", text, newer.group, {"incarnation": newer.incarnation, "rank": lost.rank})
     return True
 
@@ -77,7 +79,7 @@ def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
     life.state, life.ended, life.exit_code = GroupState.DEAD, now, lost.code
     facts = {"incarnation": life.member.incarnation, "state": life.state.value, "exit_code": lost.code}
     facts |= {"rank": lost.rank, "step": life.step}
-    if life.moving is lost:
+    if life.moving is lost and lost.returncode == EXIT_OK:
         agent.events.add("exit", f"rank {lost.rank} of {life.member} has left", life.member.group, facts)
         return
     agent.replacements.append(now)

@@ -56,6 +56,9 @@ class Standbys:
         if self.given_up or agent.ending or now < self._due or not lives or not all(x.settled for x in lives):
             return
         wanted = max(agent.assignment.standbys, min(agent.moves.waiting, 1))
+        for number in sorted(self._living)[wanted:]:  # prepared for a move that nobody needs any more
+            del self._living[number]
+            agent.engine.delete(STANDBYS, number, signal.SIGKILL)
         while len(self._living) < wanted:
             tried = [each.rank for each in self._living.values()]
             rank = min(range(agent.assignment.ranks), key=lambda rank: (tried.count(rank), rank))
