@@ -78,7 +78,7 @@ def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
     lost.last_look()
     life.state, life.ended, life.exit_code = GroupState.DEAD, now, lost.code
     facts = {"incarnation": life.member.incarnation, "state": life.state.value, "exit_code": lost.code}
-    facts |= {"rank": lost.rank, "step": life.step}
+    facts |= {"rank": lost.rank, "step": life.step, "alone": True}  # the others of its group live on
     if life.moving is lost and lost.returncode == EXIT_OK:
         agent.events.add("exit", f"rank {lost.rank} of {life.member} has left", life.member.group, facts)
         return
@@ -100,4 +100,5 @@ def link(directory: Path, older: Member, newer: Member, ranks: Iterable[int]) ->
         for name in names:
             place = home / name if name else directory_of(directory, newer, rank)
             if not place.is_symlink():
-                place.symlink_to(os.path.relpath(before / name, place.parent))
+                # To the file itself: the kernel follows no more than 40 links, one after the other.
+                place.symlink_to(os.path.relpath(os.path.realpath(before / name), os.path.realpath(place.parent)))

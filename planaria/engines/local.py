@@ -236,10 +236,10 @@ class LocalEngine:
         env = self._launch.env_of(member, rank, shared.port) | shared.gpus
         env |= {"PLANARIA_RESUME": str(int(shared.founder)), "PLANARIA_JOINS": str(int(life.joins))}
         if member.group == STANDBYS:
-            # As if it were of group 0.
-            tried = Member(0, 0)
-            env |= self._launch.env_of(tried, life.tries, 0) | _TAKING_A_PLACE
-            env |= {"PLANARIA_STANDBY": str(member.incarnation), "PLANARIA_DIR": str(directory)}
+            # As if there were a group of this number: a script must not do here what only group 0 is to do.
+            env |= self._launch.env_of(member, life.tries, 0) | _TAKING_A_PLACE
+            env |= {"PLANARIA_STANDBY": str(member.incarnation)}
+            del env["MASTER_PORT"]  # there is nobody to be met
             if self._shares.any:
                 env["LOCAL_RANK"] = "0"
         return ForkRequest(

@@ -239,7 +239,10 @@ class Job:
         self._check(total)
         state, _ = self._state()
         rehearsal = Rehearsal(self.settings, self._world, state, self._overlap)
-        yield Step(rehearsal)
+        try:
+            yield Step(rehearsal)
+        except GeneratorExit:
+            rehearsal.abandon()
         rehearsal.end()
 
     def _wait_in_the_wings(self) -> None:

@@ -8,6 +8,7 @@ lost rank's place, the state comes from peers as in every healing.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import threading
@@ -16,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from planaria.core.exits import EXIT_BAD_INPUT
 from planaria.core.messages import Cast, Order, Present
 from planaria.errors import Recast, UsageError
 from planaria.exchange.layout import Layout
@@ -82,6 +84,20 @@ class Rehearsal:
         sys.stderr.write(f"planaria: {self._settings.member} could not try a whole step; it waits all the same\n")
         return True
 
+    def abandon(self) -> NoReturn:
+        """The script has left its loop. What follows that would take what was tried for the result, and may write it
+        where the result belongs: this process ends."""
+        text = "the script left its loop in the step that a standby tries, whose numbers mean nothing"
+        sys.stderr.write(f"{self._settings.where}: {text}\n")
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        if self._settings.directory is not None:
+            with suppress(OSError):
+                said = json.dumps({"message": text, "exit_code": EXIT_BAD_INPUT})
+                (self._settings.directory / "error.json").write_text(said)
+        os._exit(EXIT_BAD_INPUT)
+
     def end(self) -> None:
         self._store.release()
         if self._pipelines is not None:
@@ -129,8 +145,8 @@ def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
 
 def _forget(world: GroupWorld) -> None:
     """Have torch know nothing of the ranks of the group any more."""
-    # DTensors' caches keep meshes, which say what this rank was in them, and take equal ones for the same. What the fork
-    # server froze is not looked through: it had no meshes.
+    # DTensors' caches keep meshes, which say what this rank was in them, and take equal ones for the same. What the
+    # fork server froze is not looked through: it had no meshes.
     for found in gc.get_objects():
         if type(found) is DeviceMesh:  # isinstance would ask objects of all kinds what they are
             found._thread_id = -1 - threading.get_ident()  # equal to none that is made from now on
