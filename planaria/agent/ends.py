@@ -100,7 +100,7 @@ class Ends:
         if rank is life.moving and not _bad(change):
             self._tell_lost(change, life)
             self._lose(life, rank)
-        elif _bad(change) and not rank.killed:
+        elif (_bad(change) or (life.joins and not life.ready)) and not rank.killed:
             self._lose(life, rank)
         if self._agent.lives.of(life.member) is life and all(rank.over for rank in life.ranks):
             self._conclude(life)

@@ -56,7 +56,7 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     _note_the_end(agent, life, lost, now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
     successor = agent.lives.begin(newer, places, now, agent.assignment.ranks_here)
-    successor.founder, successor.run = False, agent.orders.run
+    successor.joins, successor.founder, successor.run = True, False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank
         rank.watch.pardon()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planaria.core import plan as planning
-from planaria.core.exits import EXIT_BAD_INPUT
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.messages import STANDBYS, Cast, Member
 from planaria.engines.base import Ended, Started
 from planaria.engines.launch import directory_of
@@ -109,7 +109,9 @@ class Standbys:
         if not standby.warm:
             self._failures += 1
         self._due = time.monotonic() + planning.backoff(agent.assignment.plan, self._failures)
-        self.given_up = change.returncode == EXIT_BAD_INPUT
+        # One that fails again and again is the script's doing, and costs what trains as much as any other start.
+        again = change.returncode == EXIT_FAILED and self._failures >= agent.assignment.plan.start_attempts
+        self.given_up = change.returncode == EXIT_BAD_INPUT or again
         text = f"{change.member} {change.cause}: {said}" if said else f"{change.member} {change.cause}"
         if self.given_up:
             text += "; there will be no standbys"

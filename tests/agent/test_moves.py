@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from planaria.agent.lives import Life
 from planaria.agent.ranklife import RankLife
 from planaria.agent.refill import link
 from planaria.agent.standbys import Standby
+from planaria.core.exits import EXIT_OK
 from planaria.core.liveness import ProgressSample, ProgressWatch
-from planaria.core.messages import Drain, JobSpec, Leaving, Member, Migrate, Phase, QuorumId, Ready, Report
-from planaria.core.plan import PlanSpec
+from planaria.core.messages import STANDBYS, Drain, JobSpec, Leaving, Member, Migrate, Phase, QuorumId, Ready, Report
+from planaria.core.plan import GroupState, PlanSpec
+from planaria.engines.base import Ended
 from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.wire.page import ProgressPage
@@ -122,6 +125,27 @@ def test_a_standby_for_a_move_ends_with_it(bench: Bench) -> None:
     life.moving = None
     bench.agent.standbys.tick(1.0)
     assert bench.agent.standbys.warm == 0
+
+
+async def test_the_others_do_not_wait_for_a_new_rank_that_ended_before_it_met_them(bench: Bench) -> None:
+    newer = Member(1, 1)
+    life = bench.life(newer)
+    life.joins, life.ready, life.adopted, life.settled = True, False, False, False
+    bench.agent.ends.take(Ended(newer, EXIT_OK, "exited with code 0", 1))  # its script has swallowed what ends a try
+    await asyncio.sleep(0)
+    assert life.ranks[0].killed
+    bench.agent.ends.take(Ended(newer, -9, "killed"))
+    await asyncio.sleep(0)
+    assert life.state is GroupState.DEAD, "it did not leave of its own accord"
+
+
+def test_a_script_that_fails_in_every_try_is_tried_no_more(bench: Bench) -> None:
+    standbys = bench.agent.standbys
+    for number, code in enumerate((1, 1, -9, 1), start=1):
+        assert not standbys.given_up
+        standbys._living[number] = Standby(number, 0)
+        standbys.ended(Ended(Member(STANDBYS, number), code, "ended"))
+    assert standbys.given_up
 
 
 def test_files_of_living_ranks_are_found_after_any_number_of_losses(tmp_path: Path) -> None:
