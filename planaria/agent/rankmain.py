@@ -101,7 +101,6 @@ def _run(request: ForkRequest, path: list[str]) -> int:
             code, message = 0, ""
         except SystemExit as leave:
             code, message = _exit_code(leave)
-            _keep(leave)
         # What the interpreter does at its end; not after a failure, where a stuck thread would hide it.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -115,7 +114,6 @@ def _run(request: ForkRequest, path: list[str]) -> int:
     except BaseException as error:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
         error.__traceback__ = _users_part(error.__traceback__)
-        _keep(error)
         with suppress(Exception):
             sys.excepthook(type(error), error, error.__traceback__)
         message = "".join(traceback.format_exception_only(error)).strip()
@@ -124,12 +122,6 @@ def _run(request: ForkRequest, path: list[str]) -> int:
         with suppress(Exception):
             stream.flush()
     return code
-
-
-def _keep(error: BaseException) -> None:
-    """A standby's loop that an error has ended was not left by the script: it ends with the process, not before."""
-    if os.environ.get("PLANARIA_STANDBY"):
-        sys.last_value = error  # and so the frames
 
 
 def _execute(request: ForkRequest, path: list[str]) -> bool:

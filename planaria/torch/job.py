@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -242,7 +243,7 @@ class Job:
         try:
             yield Step(rehearsal)
         except GeneratorExit:
-            rehearsal.abandon()
+            rehearsal.abandon(sys._getframe(1))
         rehearsal.end()
 
     def _wait_in_the_wings(self) -> None:
