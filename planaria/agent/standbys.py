@@ -63,7 +63,7 @@ class Standbys:
             tried = [each.rank for each in self._living.values()]
             rank = min(range(agent.assignment.ranks), key=lambda rank: (tried.count(rank), rank))
             if not agent.engine.prepare(self._next, rank):
-                agent.moves.give_up("no device is free for another process; give --standbys")
+                agent.moves.give_up("there is no device for another process on this node (see --standbys)")
                 return
             self._living[self._next] = Standby(self._next, rank)
             self._next += 1
