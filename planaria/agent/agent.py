@@ -284,6 +284,7 @@ class Agent:
             case Ready():
                 if (life := self.lives.of(report.member)) is not None:
                     # Outside of any quorum, for the first time or again: its state does not count.
+                    self.moves.put_off(life)
                     life.ready, life.adopted, life.settled = True, False, False
                     if self._stopping:
                         self._ask_to_stop(life)

@@ -100,7 +100,7 @@ class Ends:
         if rank is life.moving and not _bad(change):
             self._tell_lost(change, life)
             self._lose(life, rank)
-        elif _bad(change) and not rank.killed:
+        elif (_bad(change) or (life.joins and not life.ready)) and not rank.killed:
             self._lose(life, rank)
         if self._agent.lives.of(life.member) is life and all(rank.over for rank in life.ranks):
             self._conclude(life)
@@ -124,7 +124,8 @@ class Ends:
         culprit = life.culprit()
         life.state = ended_state(life, culprit.code)
         life.ended, life.exit_code = now, culprit.code
-        if life.settled and life.state in _LOST:
+        moved = culprit is life.moving and culprit.code == EXIT_OK
+        if life.settled and life.state in _LOST and not moved:
             agent.recoveries.died(life.member, life.fell_under, life.fell_ns)
         failure = failure_of(life, culprit)
         told = failure.reported or culprit.code is None
@@ -136,7 +137,9 @@ class Ends:
             if life.ready and culprit.code == EXIT_INTERRUPTED:
                 agent.events.add("stop", f"{life.member} was asked to stop by another group's agent", life.member.group)
                 agent.stop_in_order(signal.SIGINT)
-            elif not life.makes_way and not (life.being_killed and agent.lives.complete):  # nothing was lost with it
+            elif not (life.makes_way or moved) and not (
+                life.being_killed and agent.lives.complete
+            ):  # nothing was lost with it
                 agent.failures.append(failure)
         text = f"{failure.who} {failure.how()}" + (f": {failure.message}" if told else "")
         if culprit.code == EXIT_OK:

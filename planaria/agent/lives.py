@@ -41,6 +41,7 @@ class Life:
     suspect: RankLife | None = None  # whom the newest suspicion was about
     certain: bool = False  # that it was that rank, and that the others only wait for it
     hung: RankLife | None = None  # the one that is killed for it, alone
+    joins: bool = False  # begun under ranks of the life before, which wait for the one that is new
     founder: bool = True  # it looked for a checkpoint, so the job may begin with its state
     being_killed: str = ""  # the reason why the agent ends it
     run: QuorumId = NO_QUORUM  # in which the job began again last, as far as was known when it was created
@@ -196,7 +197,7 @@ def ended_state(life: Life, returncode: int | None) -> GroupState:
     """
     if life.state is GroupState.DRAINING:
         return GroupState.DRAINED
-    if returncode == 0 and not life.left_out:
+    if returncode == 0 and not life.left_out and (life.ready or not life.joins):
         return GroupState.FINISHED
     if returncode == EXIT_BAD_INPUT:
         return GroupState.REFUSED

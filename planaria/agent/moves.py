@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planaria.agent.lives import Life
+from planaria.agent.ranklife import RankLife
 from planaria.agent.refill import can_refill
 from planaria.core.messages import Leaving, Migrate, Stay
 
@@ -21,18 +23,21 @@ class Moves:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._asked: dict[int, int] = {}  # groups, with the rank that is to move
+        self._asked: list[tuple[int, RankLife]] = []  # groups, with a rank that is to move; the oldest first
 
     @property
     def waiting(self) -> int:
-        """How many moves wait for a process."""
-        return len(self._asked)
+        """How many moves need a process that has not taken its place yet."""
+        return len(self._asked) + sum(life.moving is not None for life in self._agent.lives.alive())
 
     def ask(self, order: Migrate) -> None:
         life = self._agent.lives.groups.get(order.group)
-        if life is None or not life.alive or life.moving is not None:
+        if life is None or not life.alive:
             return
-        self._asked[order.group] = order.rank
+        rank = life.ranks[order.rank]
+        if rank is life.moving or any(rank is each for _, each in self._asked):
+            return
+        self._asked.append((order.group, rank))
         if self._agent.standbys.given_up:
             self.give_up("there are no standbys")
             return
@@ -41,27 +46,50 @@ class Moves:
             self._agent.events.add("move", text, order.group)
         self._agent.wake()
 
+    def put_off(self, life: Life) -> None:
+        """Something else has happened to the group before its rank could leave it."""
+        if life.moving is not None:
+            self._asked.insert(0, (life.member.group, life.moving))
+            life.moving = None
+
     def give_up(self, why: str) -> None:
         """There will be no process to move to."""
-        for group, rank in self._asked.items():
-            self._agent.events.add("move", f"rank {rank} of group {group} stays where it is: {why}", group)
-        self._asked.clear()
+        asked, self._asked = self._asked, []
+        for group, rank in asked:
+            self._stays(group, rank, why)
 
     def tick(self) -> None:
         agent = self._agent
-        for group, number in list(self._asked.items()):
+        asked, self._asked = self._asked, []
+        for group, rank in asked:
             life = agent.lives.groups.get(group)
-            if life is None or not life.alive:
-                del self._asked[group]  # whoever comes back needs no move
-                continue
-            if not agent.standbys.warm or not can_refill(agent, life, life.ranks[number]):
-                continue  # what is missing now (the group heals, or starts again) may be there at the next look
-            del self._asked[group]
-            life.moving = life.ranks[number]
-            text = f"rank {number} of {life.member} moves after the next commit"
-            agent.events.add("move", text, group, {"rank": number})
-            # In this order: its ranks must know before the quorum that leaves them out can reach them.
-            agent.hub.send(life.member, Stay(number))
-            report = Leaving(life.member)
-            agent.link.tell(report)
-            agent.told.record(report)
+            if life is None or not life.alive or life.ranks[rank.rank] is not rank:
+                text = f"rank {rank.rank} of group {group} need not move any more: its process has ended"
+                agent.events.add("move", text, group)
+            elif _never(life, rank):
+                self._stays(group, rank, "the other ranks of its group do not outlive it (see step.guard)")
+            elif life.moving is not None or not agent.standbys.warm or not can_refill(agent, life, rank):
+                # What is missing now (the group heals, or starts again) may be there at the next look.
+                self._asked.append((group, rank))
+            else:
+                self._begin(life, rank)
+
+    def _begin(self, life: Life, rank: RankLife) -> None:
+        agent, life.moving = self._agent, rank
+        text = f"rank {rank.rank} of {life.member} moves after the next commit"
+        agent.events.add("move", text, life.member.group, {"rank": rank.rank})
+        # In this order: its ranks must know before the quorum that leaves them out can reach them.
+        agent.hub.send(life.member, Stay(rank.rank))
+        report = Leaving(life.member)
+        agent.link.tell(report)
+        agent.told.record(report)
+
+    def _stays(self, group: int, rank: RankLife, why: str) -> None:
+        self._agent.events.add("move", f"rank {rank.rank} of group {group} stays where it is: {why}", group)
+
+
+def _never(life: Life, rank: RankLife) -> bool:
+    """Whether the group can never do without the rank: it has made a step, and that was under no guard."""
+    others = [each for each in life.ranks if each is not rank]
+    made = life.settled and life.view is not None and life.view.committed_at_ns > 0
+    return made and not all(each.guarded for each in others)

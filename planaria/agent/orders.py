@@ -128,7 +128,7 @@ class Orders:
             self._fewer.add(order.member)
             self.total -= 1
         if life is not None and life.alive:
-            life.state = GroupState.DRAINING
+            life.state, life.moving = GroupState.DRAINING, None  # all of it leaves
             self._agent.hub.send(order.member, order)
         elif life is not None and life.state is GroupState.DEAD and not life.comes_back:
             life.state = GroupState.DRAINED

@@ -13,6 +13,7 @@ import runpy
 import select
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 import types
@@ -91,10 +92,12 @@ def _reseed() -> None:
 
 
 def _run(request: ForkRequest, path: list[str]) -> int:
+    loaded = frozenset(sys.modules)
     try:
         try:
             while not _execute(request, path):
-                pass  # a standby has become another rank than the one that it tried to be
+                # A standby has become another rank than the one that it tried to be.
+                _forget_modules(loaded)
             code, message = 0, ""
         except SystemExit as leave:
             code, message = _exit_code(leave)
@@ -132,6 +135,18 @@ def _execute(request: ForkRequest, path: list[str]) -> bool:
     sys.modules["__main__"].__dict__.clear()
     gc.collect()
     return False
+
+
+def _forget_modules(loaded: frozenset[str]) -> None:
+    """Have all of the user's own modules imported again: they may have looked at the environment as they were. Those
+    of packages that are installed stay, as do ``loaded`` ones, and what is not Python cannot be loaded twice."""
+    installed = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    for name in set(sys.modules) - loaded:
+        file = getattr(sys.modules[name], "__file__", None)
+        if not isinstance(file, str) or not file.endswith((".py", ".pyc")) or name.partition(".")[0] == "planaria":
+            continue
+        if not any(os.path.realpath(file).startswith(home + os.sep) for home in installed):
+            del sys.modules[name]
 
 
 def _run_program(request: ForkRequest, path: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from planaria.agent.lives import Life, failure_of
 from planaria.agent.ranklife import RankLife
-from planaria.core.exits import EXIT_BAD_INPUT
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_OK
 from planaria.core.messages import Member
 from planaria.core.plan import GroupState
 from planaria.engines.base import Started
@@ -56,7 +56,7 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     _note_the_end(agent, life, lost, now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
     successor = agent.lives.begin(newer, places, now, agent.assignment.ranks_here)
-    successor.founder, successor.run = False, agent.orders.run
+    successor.joins, successor.founder, successor.run = True, False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank
         rank.watch.pardon()
@@ -68,6 +68,8 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
         text = f"{standby.member} takes the place of rank {lost.rank} of group {newer.group}"
     if others:
         text += f" under its living rank{'s' * (len(others) > 1)} " + ", ".join(str(rank.rank) for rank in others)
+    if life.moving is not lost:
+        agent.moves.put_off(life)
     agent.events.add("regroup", text, newer.group, {"incarnation": newer.incarnation, "rank": lost.rank})
     return True
 
@@ -76,8 +78,8 @@ def _note_the_end(agent: Agent, life: Life, lost: RankLife, now: float) -> None:
     lost.last_look()
     life.state, life.ended, life.exit_code = GroupState.DEAD, now, lost.code
     facts = {"incarnation": life.member.incarnation, "state": life.state.value, "exit_code": lost.code}
-    facts |= {"rank": lost.rank, "step": life.step}
-    if life.moving is lost:
+    facts |= {"rank": lost.rank, "step": life.step, "alone": True}  # the others of its group live on
+    if life.moving is lost and lost.returncode == EXIT_OK:
         agent.events.add("exit", f"rank {lost.rank} of {life.member} has left", life.member.group, facts)
         return
     agent.replacements.append(now)
@@ -98,4 +100,5 @@ def link(directory: Path, older: Member, newer: Member, ranks: Iterable[int]) ->
         for name in names:
             place = home / name if name else directory_of(directory, newer, rank)
             if not place.is_symlink():
-                place.symlink_to(os.path.relpath(before / name, place.parent))
+                # To the file itself: the kernel follows no more than 40 links, one after the other.
+                place.symlink_to(os.path.relpath(os.path.realpath(before / name), os.path.realpath(place.parent)))

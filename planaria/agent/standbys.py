@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planaria.core import plan as planning
-from planaria.core.exits import EXIT_BAD_INPUT
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.messages import STANDBYS, Cast, Member
 from planaria.engines.base import Ended, Started
 from planaria.engines.launch import directory_of
@@ -56,11 +56,14 @@ class Standbys:
         if self.given_up or agent.ending or now < self._due or not lives or not all(x.settled for x in lives):
             return
         wanted = max(agent.assignment.standbys, min(agent.moves.waiting, 1))
+        for number in sorted(self._living)[wanted:]:  # prepared for a move that nobody needs any more
+            del self._living[number]
+            agent.engine.delete(STANDBYS, number, signal.SIGKILL)
         while len(self._living) < wanted:
             tried = [each.rank for each in self._living.values()]
             rank = min(range(agent.assignment.ranks), key=lambda rank: (tried.count(rank), rank))
             if not agent.engine.prepare(self._next, rank):
-                agent.moves.give_up("no device is free for another process; give --standbys")
+                agent.moves.give_up("there is no device for another process on this node (see --standbys)")
                 return
             self._living[self._next] = Standby(self._next, rank)
             self._next += 1
@@ -106,7 +109,9 @@ class Standbys:
         if not standby.warm:
             self._failures += 1
         self._due = time.monotonic() + planning.backoff(agent.assignment.plan, self._failures)
-        self.given_up = change.returncode == EXIT_BAD_INPUT
+        # One that fails again and again is the script's doing, and costs what trains as much as any other start.
+        again = change.returncode == EXIT_FAILED and self._failures >= agent.assignment.plan.start_attempts
+        self.given_up = change.returncode == EXIT_BAD_INPUT or again
         text = f"{change.member} {change.cause}: {said}" if said else f"{change.member} {change.cause}"
         if self.given_up:
             text += "; there will be no standbys"

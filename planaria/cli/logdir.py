@@ -25,7 +25,7 @@ _FILES = (
     "lighthouse.db-wal",
     "forkserver.log",
 )
-_GROUP = re.compile(r"rg[0-9]+")
+_GROUP = re.compile(r"rg[0-9]+|standbys")
 _EARLIER = re.compile(r"earlier-([0-9]+)")
 _INCARNATION = re.compile(r"i([0-9]+)")
 
@@ -139,7 +139,7 @@ def move_groups_aside(directory: Path) -> None:
 
 
 def _groups(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("rg*") if _GROUP.fullmatch(path.name) and path.is_dir()]
+    return [path for path in directory.iterdir() if _GROUP.fullmatch(path.name) and path.is_dir()]
 
 
 def _set_aside(directory: Path, paths: list[Path]) -> None:

@@ -237,12 +237,18 @@ def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
             return  # it is shown there
         directory = directory_of(options.log_dir, member, rank)
         for name, out in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-            pump.follow(f"rg{member.group}:rank{rank}", directory / name, out)
+            pump.follow(f"rg{member.group}:rank{rank}", _file(directory / name), out)
     elif event.kind == "exit":
-        # On node 0 a group ends as a whole; a helper knows of its own ranks only.
-        for rank in range(options.ranks) if options.node_rank == 0 else [int(facts["rank"])]:
+        # On node 0 a group ends as a whole, or loses one rank; a helper knows of its own ranks only.
+        whole = options.node_rank == 0 and "alone" not in facts
+        for rank in range(options.ranks) if whole else [int(facts["rank"])]:
             for name in ("stdout.log", "stderr.log"):
-                pump.release(directory_of(options.log_dir, member, rank) / name)
+                pump.release(_file(directory_of(options.log_dir, member, rank) / name))
+
+
+def _file(path: Path) -> Path:
+    """By the one name that it has in all lives of its group."""
+    return Path(os.path.realpath(path))
 
 
 def say(pump: LogPump, event: Event, shown: Collection[str]) -> None:

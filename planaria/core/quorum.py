@@ -159,6 +159,8 @@ class Lighthouse(Wishes):
         known = view.ready is not None
         if view.state is State.ACTIVE and known and in_force and report.after <= view.fenced:
             return  # said again after a reconnect
+        if view.ready is not None and report.after > view.ready.after:
+            view.moving = False  # it was left out at once: nothing of it has left, and its agent will say it again
         view.ready, view.state, view.fenced = report, State.READY, max(view.fenced, report.after)
         if self.current is not None and in_force and report.after == self.current.id:
             self._nobody_settled(self.current)
@@ -236,7 +238,7 @@ class Lighthouse(Wishes):
     def _gone_for_good(self, view: Group, cause: str) -> None:
         view.state, view.note = State.DEAD, cause
         self._strikes, self._replan_at = 0, 0.0  # what broke before has found its cause
-        self._event("drain" if view.draining else "lost", f"{view.member} is gone: {cause}", view.member.group)
+        self._event("drain" if view.leaving else "lost", f"{view.member} is gone: {cause}", view.member.group)
 
     def _suspected(self, report: Suspected) -> None:
         view = self.seen.of(report.member)
@@ -247,8 +249,8 @@ class Lighthouse(Wishes):
 
     def _leave_for_now(self, agent: str, report: Leaving) -> None:
         view = self._view(agent, report.member)
-        if view is not None and view.state not in CERTAINLY_GONE and not view.draining:
-            view.draining = True
+        if view is not None and view.state not in CERTAINLY_GONE and not view.leaving:
+            view.moving = True
             text = f"{view.member} leaves after the next commit, and comes back when one of its ranks has moved"
             self._event("move", text, view.member.group)
 
@@ -308,7 +310,7 @@ class Lighthouse(Wishes):
             names = named(uncertain)
             self._warn(base, f"out of reach: {names} of quorum {base.id}, and the others are no majority of it")
             return
-        live = [g for g in tellable if not g.draining]
+        live = [g for g in tellable if not g.leaving]
         if not live or (self.founded and not any(g.settled for g in live)):
             live = tellable  # whoever leaves stays until somebody has healed from it
         founding = self._may_go_on(base, live, uncertain)
@@ -383,9 +385,9 @@ class Lighthouse(Wishes):
         if self.complete:
             return
         usable = [g for g in self.seen.groups.values() if self._usable(g)]
-        want = [g for g in usable if not g.draining]
+        want = [g for g in usable if not g.leaving]
         if not any(g.settled and self._in_force(g.member) for g in want):  # whoever leaves stays until one has healed
-            want = [g for g in usable if not g.draining or self._in_force(g.member)]
+            want = [g for g in usable if not g.leaving or self._in_force(g.member)]
         members = {g.member for g in want}
         if self.planned is not None and not set(self.planned.members) <= {g.member for g in usable}:
             self.planned = None  # a joiner is gone again: it can never be built, and the old quorum simply goes on
@@ -405,7 +407,7 @@ class Lighthouse(Wishes):
         the others cannot exchange without it, and they will say so."""
         view = self.seen.of(member)
         out = self.planned is not None and member not in self.planned.members
-        return out and self._trouble_at is None and view is not None and view.draining
+        return out and self._trouble_at is None and view is not None and view.leaving
 
     def _at_work(self, besides: Member) -> list[Ready]:
         views = self.seen.groups.values()

@@ -58,7 +58,8 @@ class Group:
     adopted: QuorumId = NO_QUORUM  # newest quorum that it said it works under
     fenced: QuorumId = NO_QUORUM  # newest quorum that left it out, or in which nobody held a settled state
     step: int = 0
-    draining: bool = False
+    draining: bool = False  # it leaves after a commit, for good
+    moving: bool = False  # it leaves after a commit, and comes back when one of its ranks has moved
     evicted: bool = False  # an operator declared it dead although no process table did
     digest: str = ""
     pulse: Pulse | None = None
@@ -68,6 +69,10 @@ class Group:
     def settled(self) -> bool:
         """Whether its state counts, as far as it has said."""
         return self.adopted > self.fenced
+
+    @property
+    def leaving(self) -> bool:
+        return self.draining or self.moving
 
 
 @dataclass(slots=True)
@@ -180,4 +185,6 @@ def _shown(view: Group) -> str:
     """The state in the words of the command line."""
     if view.draining and view.state not in CERTAINLY_GONE:
         return "draining"
+    if view.moving and view.state not in CERTAINLY_GONE:
+        return "moving"
     return "drained" if view.draining and view.state is State.DEAD else view.state.value

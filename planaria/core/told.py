@@ -44,6 +44,8 @@ class Told:
         record = self._records.setdefault(report.member, _Record())
         match report:
             case Ready():
+                if record.ready is not None and report.after > record.ready.after:
+                    record.leaving = None  # it was left out at once, by which nothing has moved
                 record.ready, record.suspected = report, None
                 if record.trouble is not None and record.trouble.quorum <= report.after:
                     record.trouble = None  # or else it may be all that tells of a newer quorum that broke

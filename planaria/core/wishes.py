@@ -22,7 +22,7 @@ class Wishes(Founding):
         whatever reason."""
         self._needs_training()
         view = self._need(group)
-        if not any(g is not view and not g.draining and self._usable(g) for g in self.seen.groups.values()):
+        if not any(g is not view and not g.leaving and self._usable(g) for g in self.seen.groups.values()):
             raise ValueError(f"group {group} is the only one that works; draining it would end the job")
         if share is not None:
             self._may_miss(view, share)
@@ -39,7 +39,7 @@ class Wishes(Founding):
         at_work = [
             g
             for g in self.seen.groups.values()
-            if g is not view and g.state is State.ACTIVE and not g.draining and self._in_force(g.member)
+            if g is not view and g.state is State.ACTIVE and not g.leaving and self._in_force(g.member)
         ]
         missing, most = spec.groups - len(at_work), allowed(share, spec.groups)
         if missing > most:
@@ -58,7 +58,7 @@ class Wishes(Founding):
             raise ValueError(
                 f"group {group} is the only one that holds the state, from which a rank that moves takes its"
             )
-        if view.draining:
+        if view.leaving:
             raise ValueError(f"group {group} is leaving already")
         if not self.seen.agents[view.agent].connected:
             raise ValueError(f"nothing can be moved in group {group}: its agent {view.agent} is out of reach")

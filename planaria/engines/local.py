@@ -234,8 +234,10 @@ class LocalEngine:
         directory = self._launch.directory_of(member, rank)
         directory.mkdir(parents=True, exist_ok=True)
         if member.group == STANDBYS:
-            env = self._launch.env_of(Member(0, 0), life.tries, 0) | _TAKING_A_PLACE  # as if it were of group 0
-            env |= {"PLANARIA_STANDBY": str(member.incarnation), "PLANARIA_DIR": str(directory)}
+            # As if there were a group of this number: a script must not do here what only group 0 is to do.
+            env = self._launch.env_of(member, life.tries, 0) | _TAKING_A_PLACE
+            env |= {"PLANARIA_STANDBY": str(member.incarnation)}
+            del env["MASTER_PORT"]  # there is nobody to be met
             if self._shares.any:
                 env["LOCAL_RANK"] = "0"
         else:

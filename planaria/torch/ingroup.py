@@ -11,6 +11,7 @@ nothing, for its peers are not there yet. Then all ranks ``renew`` theirs, in th
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from planaria.errors import CommunicatorError, PlanariaError
 from planaria.exchange.rendezvous import CONNECT, NEVER, RendezvousStore, connect, gloo_group
-from planaria.exchange.sockets import Lines
+from planaria.exchange.sockets import TABLE, Lines
 from planaria.exchange.waiting import Bell, Pending
 
 HOST = "planaria"  # torch's names of the backends: gloo, over connections that can be cut
@@ -35,6 +36,7 @@ IDLE = "planaria_idle"
 # torch keeps the backends of a process group by a number for their kind, and never replaces one. Its own kinds have
 # small numbers, and a number has eight bits: after so many lives the group must be started as a whole.
 _FIRST_KIND, _KINDS = 64, 256
+_FULL = 0.75  # of the files that a process may have open; scripts need some, too
 _RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting
 _THREADS = 2  # torch's own number for gloo: FSDP2 gathers and reduces at a time
 
@@ -147,9 +149,12 @@ class InGroup:
             raise
 
     def _renew(self, port: int, name: str, device: torch.device, cancelled: Callable[[], bool]) -> None:
-        rank, kind = dist.get_rank(), _FIRST_KIND + 2 * self._life
-        if kind + 2 > _KINDS:
+        kind = _FIRST_KIND + 2 * self._life
+        # Nor does torch let go of one: the files and threads of all earlier lives stay.
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if kind + 2 > _KINDS or len(os.listdir(TABLE)) > most * _FULL:
             raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
+        rank = dist.get_rank()
         if rank == 0:
             self._store = RendezvousStore(os.environ["MASTER_ADDR"], port)
         store = self._reach(f"{os.environ['MASTER_ADDR']}:{port}", cancelled)

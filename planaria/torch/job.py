@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -239,7 +240,10 @@ class Job:
         self._check(total)
         state, _ = self._state()
         rehearsal = Rehearsal(self.settings, self._world, state, self._overlap)
-        yield Step(rehearsal)
+        try:
+            yield Step(rehearsal)
+        except GeneratorExit:
+            rehearsal.abandon(sys._getframe(1))
         rehearsal.end()
 
     def _wait_in_the_wings(self) -> None:

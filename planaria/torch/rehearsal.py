@@ -8,6 +8,8 @@ lost rank's place, the state comes from peers as in every healing.
 from __future__ import annotations
 
 import gc
+import inspect
+import json
 import os
 import sys
 import threading
@@ -16,11 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from planaria.core.exits import EXIT_FAILED
 from planaria.core.messages import Cast, Order, Present
 from planaria.errors import Recast, UsageError
 from planaria.exchange.layout import Layout
@@ -81,6 +85,23 @@ class Rehearsal:
         unwind(self._modules)
         sys.stderr.write(f"planaria: {self._settings.member} could not try a whole step; it waits all the same\n")
         return True
+
+    def abandon(self, frame: FrameType | None) -> NoReturn:
+        """The script has left its loop, in ``frame``. What follows that would take what was tried for the result, and
+        may write it where the result belongs: this process ends. Whether an error is the reason cannot be seen here."""
+        while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:  # tqdm's, say
+            frame = frame.f_back
+        where = f" at {frame.f_code.co_filename}, line {frame.f_lineno}" if frame is not None else ""
+        text = f"the one step that a standby tries was left{where}: by break, return or an error"
+        sys.stderr.write(f"{self._settings.where}: {text}\n")
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        if self._settings.directory is not None:
+            with suppress(OSError):
+                said = json.dumps({"message": text, "exit_code": EXIT_FAILED})
+                (self._settings.directory / "error.json").write_text(said)
+        os._exit(EXIT_FAILED)
 
     def end(self) -> None:
         self._store.release()

@@ -146,7 +146,7 @@ class Session:
                 else:
                     self._stop = True
             case Drain():
-                pass  # the planned quorum without this member follows
+                self.stays = False  # the planned quorum without this member follows
             case Regroup():
                 self._lose_a_rank(order)
             case Stay():
@@ -316,12 +316,14 @@ class Session:
         late.cancel()
         return self.bereaved
 
-    def await_move(self) -> None:
-        """The group is left out until the rank that moves has left it, and another process is there."""
+    def await_move(self) -> bool:
+        """The group is left out until the rank that moves has left it, and another process is there. False if all of
+        it is to leave."""
         self.show(Phase.PARKED)
-        self.bell.wait(lambda: self.bereaved or self._failure is not None, lambda: False)
+        self.bell.wait(lambda: self.bereaved or self._failure is not None or not self.stays, lambda: False)
         if self._failure is not None:
             raise self._failure
+        return self.bereaved
 
     def rejoin(self) -> None:
         """Meet the ranks of the group again, one of which is new, and ask to be taken in as its next incarnation."""

@@ -138,7 +138,8 @@ class Worker:
                 action = self.session.advance(self._transfer)
                 if not (isinstance(action, core.Leave) and action.drained and self.session.stays):
                     return action
-                self.session.await_move()
+                if not self.session.await_move():
+                    return action
                 raise Bereaved
             except Bereaved:
                 # Between steps, where nothing of user code is under way: a rank that is new takes no part in that.

@@ -255,3 +255,18 @@ async def test_interpreter_is_the_same(make_engine: MakeEngine) -> None:
     engine = make_engine("import sys\nprint(sys.executable, sys.orig_argv[1:])\n", "a")
     await ended(engine)
     assert engine.log() == f"{sys.executable} {[str(engine.launch.target), 'a']}\n"
+
+
+async def test_a_script_that_begins_again_as_another_rank_finds_none_of_its_modules_as_they_were(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "place.py").write_text("import os\nimport colorsys\nRANK = os.environ['RANK']\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "own.py").write_text("from place import RANK\n")
+    engine = make_engine(
+        "import colorsys, os, sys\nfrom parts.own import RANK\nfrom planaria.errors import Recast\n"
+        "print(RANK, hasattr(colorsys, 'seen'), flush=True)\ncolorsys.seen = True\n"
+        "if RANK == '0':\n    os.environ['RANK'] = '1'\n    raise Recast\n"
+    )
+    assert (await ended(engine)).returncode == 0, engine.log(name="stderr.log")
+    assert engine.log() == "0 False\n1 True\n", "what is installed stays"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -16,10 +17,10 @@ import pytest
 
 from planaria.agent import forkserver
 from planaria.agent.proc import children_of_self, reap_group, state_of, thread_count
-from planaria.core.messages import Member
+from planaria.core.messages import STANDBYS, Member
 from planaria.engines.base import Broken, Change, Ended, Started
 
-from .conftest import HOME, Engine, plain_environ, running
+from .conftest import HOME, SCRIPTS, Engine, plain_environ, running
 
 MakeEngine = Callable[..., Engine]
 WAIT = "import time\nprint('up')\ntime.sleep(1000)\n"
@@ -43,6 +44,16 @@ async def test_create_list_delete(make_engine: MakeEngine) -> None:
     assert await engine.next() == Ended(Member(0, 0), -15, "killed by SIGTERM")
     assert engine.engine.list() == () and not running(pid)
     engine.engine.delete(0, 0)  # unknown by now: ignored
+
+
+async def test_a_standby_is_of_no_group(make_engine: MakeEngine) -> None:
+    engine = make_engine(SCRIPTS / "facts.py", nproc=2)
+    assert engine.engine.prepare(3, 1)
+    assert isinstance(await engine.next(), Started) and isinstance(await engine.next(), Ended)
+    env = json.loads((engine.launch.directory / "standbys" / "3" / "stdout.log").read_text())["env"]
+    assert (env["RANK"], env["LOCAL_RANK"], env["PLANARIA_STANDBY"], env["PLANARIA_JOINS"]) == ("1", "1", "3", "1")
+    assert env["PLANARIA_GROUP"] == env["REPLICA_GROUP_ID"] == str(STANDBYS), "nor does what one group alone is to do"
+    assert "MASTER_PORT" not in env
 
 
 async def test_delete_before_the_process_is_there(make_engine: MakeEngine) -> None:

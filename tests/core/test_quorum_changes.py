@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from quorum_desk import working
 
-from planaria.core.messages import Kill, Leaving
+from planaria.core.messages import Kill, Leaving, QuorumId
 from planaria.core.quorum import REPLAN_DELAY
 from planaria.core.roster import Send
 
@@ -44,6 +44,28 @@ def test_a_group_whose_rank_moves_leaves_by_a_planned_change_and_comes_back() ->
     assert desk.dies(1) == []
     assert desk.adopts(0, 2) == [] == desk.adopts(2, 2)
     assert desk.ready(1)[0] == "store 1.3 [0 1.1 2]", "it is not drained for good"
+
+
+def test_a_group_that_moves_a_rank_leaves_by_a_planned_change_and_comes_back() -> None:
+    desk = working()
+    assert desk.tell(1, Leaving(desk.member(1)))[0] == "store 1.2 [0 2]"
+    again = desk.connects(1, desk.report(1), Leaving(desk.member(1)))  # its agent's stream broke meanwhile
+    assert again == ["a1: welcome", "a1: desired", "a1: planned 1.2 [0 2]"], "it is not drained"
+    desk.adopts(0, 2)
+    desk.adopts(2, 2)
+    assert desk.dies(1) == []
+    assert desk.ready(1)[0] == "store 1.3 [0 1.1 2]"
+
+
+def test_a_move_that_a_loss_forestalled_is_void() -> None:
+    desk = working()
+    desk.tell(1, Leaving(desk.member(1)))
+    assert desk.dies(2)[0] == "store 1.3 [0]"
+    desk.adopts(0, 3)
+    assert desk.ready(1, after=QuorumId(1, 3))[0] == "store 1.4 [0 1]", "nothing of it has left, so it comes back"
+    desk.adopts(0, 4)
+    desk.adopts(1, 4)
+    assert desk.tell(1, Leaving(desk.member(1)))[0] == "store 1.5 [0]"
 
 
 def test_the_last_group_cannot_be_drained_or_evicted() -> None:

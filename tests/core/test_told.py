@@ -55,6 +55,12 @@ def test_fenced_member_is_ready_again() -> None:
     ) == [ready(A, QuorumId(1, 2)), Adopted(A, QuorumId(1, 1), 3)]
 
 
+def test_a_member_that_was_fenced_before_it_could_leave_has_not_left() -> None:
+    assert after(ready(A), Leaving(A), ready(A)) == [ready(A), Leaving(A)]
+    fenced = ready(A, QuorumId(1, 2))
+    assert after(ready(A), Leaving(A), fenced) == [fenced]
+
+
 def test_suspicion_stays_until_life_is_shown() -> None:
     suspicion = Suspected(A, "stopped")
     assert after(ready(A), suspicion) == [ready(A), suspicion]

@@ -79,6 +79,28 @@ def test_a_script_without_a_guard_has_no_use_for_standbys(tmp_path: Path, unhurt
         assert run.digests() == {unhurt("fsdp")} and len(run.events("unprepared")) == 1
 
 
+def test_nothing_that_follows_the_loop_happens_in_a_standby(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "fsdp", "--guard", "--odd", "stops", more=ONE) as run:
+        run.until(lambda: len(run.events("unprepared")) == 3, "the last try")
+        text = run.events("unprepared")[-1]["text"]
+        assert "was left at" in text and "parallel.py, line" in text and "there will be no standbys" in text
+        assert run.end() == 0, run.log()
+    assert sorted((tmp_path / "run" / "result").read_text().splitlines()) == ["0 40", "0 40", "1 40", "1 40"]
+
+
+def test_another_rank_dies_before_one_can_move(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.2", more=ONE) as run:
+        before = pids(run, 1, 0, 2)
+        warm(run, 1)
+        assert run.operate("migrate", "1", "--rank", "1").returncode == 0
+        run.until(lambda: len(run.events("move")) >= 2, "the move to begin")
+        run.signal(1, rank=0)
+        after = pids(run, 1, 2, 2)  # for the one that died, and for the one that moved
+        assert not set(before.values()) & set(after.values()), run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
 @pytest.mark.parametrize(("layout", "more"), [("fsdp", ONE), ("fsdp-tp", ())])
 def test_ranks_move(tmp_path: Path, unhurt: Callable[[str], str], layout: str, more: tuple[str, ...]) -> None:
     """Without standbys, one is prepared for the move."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
 
-from planaria.errors import UsageError
+from planaria.errors import PlanariaError, UsageError
+from planaria.exchange.waiting import Bell
+from planaria.torch import ingroup
 from planaria.torch.world import GroupWorld, choose_device, part_of
 
 CPU = torch.device("cpu")
@@ -24,6 +27,18 @@ def test_parts_of_a_batch() -> None:
     assert parts(fsdp=2, tp=2) == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert parts(pp=2, dp=2, cp=1) == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert parts(dp=2, fsdp=2) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_on_gpus_no_standby_waits_for_ranks_that_are_not_there() -> None:
+    with pytest.raises(UsageError, match="started again as a whole, without standbys"):
+        GroupWorld(0, 2, torch.device("cuda"), None, "here", idle=True)
+
+
+def test_a_group_ends_before_earlier_lives_have_used_up_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (opened, opened))
+    with pytest.raises(PlanariaError, match="the group is started again"):
+        ingroup.registered().renew(1, "group 1", Bell(), lambda: False)
 
 
 def test_one_rank_alone_needs_no_torch_world() -> None:
