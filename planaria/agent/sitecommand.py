@@ -82,7 +82,11 @@ def _read(name: str, output: str, code: int) -> Done:
             continue
         try:
             said = reading_from(json.loads(line))
+            if min(said.group, said.rank) < -1 or (said.rank >= 0 and said.group < 0 and not said.device):
+                raise ValueError('"group" and "rank" count from 0, and a "rank" is one of a "group"')
             readings.append(replace(said, signal=SITE + said.signal, node=0))
+        except RecursionError:
+            problem = problem or f"{name} printed a line that is nested too deep to be a reading"
         except ValueError as error:
             problem = problem or f"{name} printed a line that is no reading ({error}): {shown(line.strip()[:100])}"
     text = shown(remark) if code else ""

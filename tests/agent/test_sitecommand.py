@@ -50,6 +50,20 @@ def test_rubbish_is_told_and_what_makes_sense_still_counts(tmp_path: Path) -> No
     assert found.problem.startswith(said) and (found.problem + found.readings[0].text).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"signal": "a", "value": 1, "rank": 0}', 'a "rank" is one of a "group"'),
+        ('{"signal": "a", "value": 1, "group": -2}', '"group" and "rank" count from 0'),
+        ('{"a": ' * 20_000, "nested too deep"),
+    ],
+)
+def test_lines_that_can_be_no_reading(line: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "line").write_text(line)
+    found = done("cat line", tmp_path)
+    assert found.readings == (Reading("command", 0.0),) and why in found.problem
+
+
 @pytest.mark.parametrize("script", ["kill -SEGV $$", "exec /no/such/program", "exit 126"])
 def test_a_command_that_is_broken_says_nothing_of_the_node(script: str, tmp_path: Path) -> None:
     found = done(script, tmp_path)

@@ -166,6 +166,8 @@ def test_anything_else_is_refused_with_a_reason(rubbish: object) -> None:
         reading_from(rubbish)
     with pytest.raises(ValueError):
         reading_from({"signal": "x", "value": rubbish if not isinstance(rubbish, float) else str(rubbish)})
+    with pytest.raises(ValueError, match="a finite number"):
+        reading_from({"signal": "x", "value": 10**400})  # JSON has such numbers, floats have not
 
 
 def test_another_one_of_the_same_name_begins_anew() -> None:
