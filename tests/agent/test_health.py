@@ -161,7 +161,7 @@ def test_a_command_that_hangs_is_killed_and_told_and_nothing_is_left(
 
 
 def test_nothing_is_left_of_it_when_the_agent_is_killed(start_run: StartRun, site: Callable[..., Site]) -> None:
-    here = site("#!/bin/sh\necho $$ >> checks\nexec sleep 1000\n")
+    here = site("#!/bin/sh\nsleep 1000 &\necho $$ $! > new\nmv new checks\nwait\n")
     run = start_run("--groups", "1", "--health", "rules.toml", SPEAKER, *LONG)
     run.until(here.checks)
     os.kill(run.process.pid, signal.SIGKILL)

@@ -92,8 +92,9 @@ def test_one_that_hangs_is_given_more_time_but_not_for_ever(tmp_path: Path) -> N
     assert limits == sorted(limits) and limits[-1] <= 10 * 0.02
 
 
-def test_a_flood_is_cut_off(tmp_path: Path) -> None:
-    found = done("yes", tmp_path)
+@pytest.mark.parametrize("flood", ["yes", "yes >&2"])
+def test_a_flood_is_cut_off(tmp_path: Path, flood: str) -> None:
+    found = done(flood, tmp_path)
     assert found.readings == () and "printed more than 131072 bytes" in found.problem
 
 
