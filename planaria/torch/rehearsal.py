@@ -129,8 +129,8 @@ def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
 
 def _forget(world: GroupWorld) -> None:
     """Have torch know nothing of the ranks of the group any more."""
-    # DTensors' caches keep meshes, which say what this rank was in them, and take equal ones for the same. What the fork
-    # server froze is not looked through: it had no meshes.
+    # DTensors' caches keep meshes, which say what this rank was in them, and take equal ones for the same. What the
+    # fork server froze is not looked through: it had no meshes.
     for found in gc.get_objects():
         if type(found) is DeviceMesh:  # isinstance would ask objects of all kinds what they are
             found._thread_id = -1 - threading.get_ident()  # equal to none that is made from now on
