@@ -38,6 +38,7 @@ def _read_nvml(every: float, gpus: list[str]) -> None:
         return
     for sentence in nvml.missing:
         _note(sentence)
+    _tell(nvml.read(0.0))  # so that what is heard at once counts beside it
     while True:
         _tell(nvml.read(every))
 

@@ -23,6 +23,8 @@ from planaria.core.liveness import Rule, Silences
 
 # A thousand readings of a hundred characters; more is a command that went astray.
 _MOST_BYTES = 1 << 17
+# A process that was sent SIGKILL is gone in milliseconds, unless a driver holds it, or it is another user's (sudo).
+_GONE_SECONDS = 5.0
 _CANNOT_RUN = (126, 127)  # a shell's words for a command that it cannot execute, or does not find
 
 
@@ -40,11 +42,16 @@ class SiteCommand:
 
     def __init__(self, argv: Sequence[str], every: float, cwd: str) -> None:
         self._argv, self._cwd = list(argv), cwd
+        self._undead: subprocess.Popen[bytes] | None = None  # one that was killed, and is still there
         # Nobody needs an answer before the next is due. The first run finds cold caches; ten times as long as it may
         # take between two runs is a hang.
         self._silences = Silences(Rule(every, 3.0, 10 * every, 10 * every))
 
     def run(self) -> Done:
+        name = f"the health command {self._argv[0]}"
+        alive = Done(problem=f"{name} was killed and does not end; it is not run until it has", kind="undead")
+        if self._undead is not None and self._undead.poll() is None:
+            return alive
         parent = os.getpid()
         try:
             process = subprocess.Popen(
@@ -57,19 +64,22 @@ class SiteCommand:
                 preexec_fn=lambda: die_with_parent(parent),  # safe: this process has one thread
             )
         except OSError as error:
-            return Done(problem=f"the health command {self._argv[0]} cannot be run: {error.strerror}", kind="start")
+            return Done(problem=f"{name} cannot be run: {error.strerror}", kind="start")
         began = time.monotonic()
         try:
             output, errors, late = _output_of(process, began + self._silences.limit)
         finally:
             kill_group(process.pid)  # whatever it left behind, too; not reaped yet, so the number is still its own
-            code = process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GONE_SECONDS)
+        if (code := process.returncode) is None:
+            self._undead = process
+            return alive
         with suppress(OSError):  # a full disk
             os.write(sys.stderr.fileno(), errors)
         took = time.monotonic() - began
         limit = self._silences.describe()
         self._silences.ended(took)
-        name = f"the health command {self._argv[0]}"
         if late:
             return Done(problem=f"{name} did not end within {took:.2g} s ({limit}): it was killed", kind="hang")
         if len(output) + len(errors) > _MOST_BYTES:

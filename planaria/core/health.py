@@ -89,7 +89,7 @@ class Rule:
             raise ValueError(f"clear = {self.clear:g} is itself a bad reading; it must lie on the good side")
         if self.within is not None and not self.counts:
             raise ValueError(f"within is for signals that count, and {self.signal} does not")
-        if min(self.readings, self.clear_readings, self.within or 1) < 1:
+        if min(self.readings, self.clear_readings, 1 if self.within is None else self.within) < 1:
             raise ValueError("readings, clear_readings and within must be at least 1")
 
     @property

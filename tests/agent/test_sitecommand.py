@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planaria.agent import sitecommand
 from planaria.agent.sitecommand import Done, SiteCommand
 from planaria.core.health import Reading
 
@@ -84,6 +85,26 @@ def test_a_hang_ends_in_a_kill_of_it_and_its_children(tmp_path: Path) -> None:
     child = int((tmp_path / "child").read_text())
     while running(child):
         time.sleep(0.01)
+
+
+def test_one_that_cannot_be_killed_is_not_run_again_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As one that sudo has begun, or that waits for a sick driver in the kernel.
+    monkeypatch.setattr(sitecommand, "kill_group", lambda pid: None)
+    monkeypatch.setattr(sitecommand, "_GONE_SECONDS", 0.1)
+    (tmp_path / "on").touch()
+    script = "echo >> runs; while [ -e on ]; do sleep 0.01; done"
+    command = SiteCommand(["sh", "-c", script], 0.02, str(tmp_path))
+    for _ in range(3):
+        assert command.run() == Done(
+            (), "the health command sh was killed and does not end; it is not run until it has", "undead"
+        )
+    assert len((tmp_path / "runs").read_text()) == 1
+    (tmp_path / "on").unlink()
+    while command.run().kind == "undead":
+        time.sleep(0.01)
+    assert len((tmp_path / "runs").read_text()) > 1
 
 
 def test_one_that_hangs_is_given_more_time_but_not_for_ever(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_a_rule_that_is_off_and_a_signal_without_rule_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
+        ({"signal": "xid", "above": 0, "within": 0}, "at least 1"),
         ({"signal": "temprature", "above": 1}, "there is no signal temprature; known signals: gpu_lost"),
         ({"signal": "command.", "above": 1}, "there is no signal command."),
         ({"signal": "temperature"}, "give one of above and below"),
