@@ -13,12 +13,14 @@ from planaria.agent.moving import NotMoved, move
 from planaria.agent.sensors import Sensor, read_out
 from planaria.core.health import Action, Reading, Verdict, Watch, slow_rank
 from planaria.core.healthtable import HealthTable
+from planaria.core.messages import Member
 from planaria.core.plan import GroupState
 
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
 
 _REFUSED = -2  # in place of a group's number
+_MOST_STRANGE = 8  # are told: whoever reads that many knows what is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class Health:
         self._steps: dict[int, int] = {}  # of every group, at the newest reading of its speed
         self._told: dict[tuple[str, str, int], str] = {}  # what people know of each verdict, and of each group in it
         self._moving: asyncio.Task[None] | None = None
+        self._replacing: set[int] = set()  # groups in which a standby was asked to take a rank's place
+        self._members: dict[int, Member] = {}  # what is known of a group is known of this life of it
+        self._strange: set[str] = set()  # subjects that are not here, of which people know
 
     async def run(self) -> None:
         """Until cancelled. No process of a sensor is left, and no move is under way."""
@@ -92,6 +97,7 @@ class Health:
     def take(self, readings: Sequence[Reading]) -> None:
         """Readings of one node. Must be called on the event loop's thread."""
         self._since = self._since or time.strftime("%H:%M")
+        self._begin_lives()
         for verdict in self._watch.take([reading for reading in readings if self._counts(reading)]):
             if not verdict.bad:
                 self._well_again(verdict)
@@ -130,10 +136,29 @@ class Health:
 
     # --- what is done ----------------------------------------------------------------------------------------
 
+    def _begin_lives(self) -> None:
+        """A group that was started again is not what it was."""
+        for group, life in self._agent.lives.groups.items():
+            if self._members.setdefault(group, life.member) != life.member:
+                self._members[group] = life.member
+                for rank in range(-1, self._agent.assignment.ranks):
+                    self._forget(Reading("", 0.0, group=group, rank=rank).subject)
+
+    def _forget(self, subject: str) -> None:
+        self._watch.forget(subject)
+        self._told = {key: fate for key, fate in self._told.items() if key[1] != subject}
+
     def _counts(self, reading: Reading) -> bool:
         """What is said of a group that is leaving must not be held against its next life."""
-        life = self._agent.lives.groups.get(reading.group) if reading.about_group else None
-        return life is None or (life.state is GroupState.RUNNING and life.moving is None)
+        if not reading.about_group:
+            return True
+        life = self._agent.lives.groups.get(reading.group)
+        if life is not None and reading.rank < self._agent.assignment.ranks:
+            return life.state is GroupState.RUNNING and life.moving is None
+        if self._agent.lives.groups and reading.subject not in self._strange and len(self._strange) < _MOST_STRANGE:
+            self._strange.add(reading.subject)
+            self._note(f"the site's health command speaks of {reading.subject}, which is none of this agent's")
+        return False
 
     def _groups_of(self, reading: Reading) -> list[int]:
         """Whom it is about: -1 for a GPU that nobody uses."""
@@ -143,6 +168,7 @@ class Health:
 
     async def _act(self, wanted: list[Verdict]) -> None:
         """Move groups away, one after the other; who cannot be moved now is tried again with the next readings."""
+        self._replacing = {group for group in self._replacing if self._agent.moves.under_way(group)}
         for verdict in wanted:
             for group in self._groups_of(verdict.reading):
                 life = self._agent.lives.groups.get(group)
@@ -150,6 +176,8 @@ class Health:
                     self._tell(verdict, group, "no group uses it now, and none will if there is another")
                 if life is None or life.state is not GroupState.RUNNING or not life.adopted or life.moving:
                     continue  # one that starts is judged when it is at work
+                if self._replacing:
+                    return  # until then the lighthouse does not count that group among those that are missing
                 reading = verdict.reading
                 reason = f"{reading.subject} {verdict.words(self._since)}"
                 stays = bool(reading.device) or reading.about_group  # else it is the node that is not well
@@ -159,9 +187,10 @@ class Health:
                     self._tell(verdict, group, f"not drained: {refusal}", known_as=_REFUSED)
                     break  # the others would be refused as well
                 self._tell(verdict, group, done)
+                if self._agent.moves.under_way(group):
+                    self._replacing.add(group)
                 if reading.about_group:
-                    self._watch.forget(reading.subject)
-                    self._told = {key: fate for key, fate in self._told.items() if key[1] != reading.subject}
+                    self._forget(reading.subject)
 
     # --- what is said ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,11 @@ class Moves:
         """How many moves need a process that has not taken its place yet."""
         return len(self._asked) + sum(life.moving is not None for life in self._agent.lives.alive())
 
+    def under_way(self, group: int) -> bool:
+        """Whether a rank of ``group`` is to move, or moves."""
+        life = self._agent.lives.groups.get(group)
+        return group in self._asked or (life is not None and life.moving is not None)
+
     def ask(self, order: Migrate) -> None:
         life = self._agent.lives.groups.get(order.group)
         if life is None or not life.alive:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planaria.agent.refill import can_refill
+from planaria.core.messages import Migrate
 from planaria.core.plan import GroupState
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 
         refusal = await agent.link.migrate(agent.assignment.spec.job, group, rank, reason, share)
         if refusal is not None:
             raise NotMoved(refusal)
+        agent.moves.ask(Migrate(group, rank))  # the order to do so may come later than this answer
         return f"a standby takes the place of rank {rank}"
     # Before the order to drain, which may come before the answer.
     life.comes_back = stays and agent.engine.elsewhere(group)

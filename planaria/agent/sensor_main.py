@@ -6,6 +6,7 @@ Single-threaded, and started by ``planaria.agent.sensors``. Reads every EVERY se
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -19,10 +20,13 @@ from planaria.core.health import Reading
 
 def main() -> None:
     parent, every, cwd, kind, *words = sys.argv[1:]
-    die_with_parent(int(parent))
     if kind == "nvml":
+        die_with_parent(int(parent))
         _read_nvml(float(every), words)
     else:
+        # In order, so that what the command has begun ends with it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        die_with_parent(int(parent), signal.SIGTERM)
         _run_command(float(every), words, cwd)
 
 
@@ -34,6 +38,7 @@ def _read_nvml(every: float, gpus: list[str]) -> None:
         return
     for sentence in nvml.missing:
         _note(sentence)
+    _tell(nvml.read(0.0))  # so that what is heard at once counts beside it
     while True:
         _tell(nvml.read(every))
 

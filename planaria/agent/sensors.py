@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ class Sensor:
     words: tuple[str, ...]
     what: str
     every: float  # seconds between two rounds
-    guards_itself: bool = False  # it tells of its own silences
+    guards_itself: bool = False  # it tells of its own silences, and ends what it has begun
 
 
 async def read_out(
@@ -55,14 +56,20 @@ async def read_out(
         try:
             silent = await _listen(reader, silences, sensor, take, note)
         finally:
-            kill_group(process.pid)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(has_ended(process), _GONE_SECONDS)
+            await _end(process, in_order=sensor.guards_itself)
         if process.poll() == 0 and not silent:
             return
         how = f"gave no answer for {silent:.1f} s and was killed" if silent else describe(process.poll() or 0)
         note(f"{sensor.what} {how}; it is started again")
         await asyncio.sleep(sensor.every)  # one that dies at once again and again costs what it costs anyway
+
+
+async def _end(process: subprocess.Popen[bytes], in_order: bool) -> None:
+    for signum in (signal.SIGTERM, signal.SIGKILL) if in_order else (signal.SIGKILL,):
+        kill_group(process.pid, signum)  # nothing happens if it is gone; it is not reaped before
+        with suppress(TimeoutError):
+            await asyncio.wait_for(has_ended(process), _GONE_SECONDS)
+            return
 
 
 async def _start(sensor: Sensor, log: Path) -> tuple[subprocess.Popen[bytes], asyncio.StreamReader]:

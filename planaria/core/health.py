@@ -89,7 +89,7 @@ class Rule:
             raise ValueError(f"clear = {self.clear:g} is itself a bad reading; it must lie on the good side")
         if self.within is not None and not self.counts:
             raise ValueError(f"within is for signals that count, and {self.signal} does not")
-        if min(self.readings, self.clear_readings, self.within or 1) < 1:
+        if min(self.readings, self.clear_readings, 1 if self.within is None else self.within) < 1:
             raise ValueError("readings, clear_readings and within must be at least 1")
 
     @property
@@ -139,6 +139,19 @@ def shown(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:_LONGEST_TEXT])
 
 
+def finite(value: object) -> float:
+    """``value`` as a float; ValueError if it is no finite number. JSON and TOML have whole numbers of any length."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("it is no number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError("it is not finite")
+    return number
+
+
 def reading_from(facts: object) -> Reading:
     """A reading from what JSON makes of it. ValueError, with what is wrong, for anything else."""
     if not isinstance(facts, dict):
@@ -148,8 +161,10 @@ def reading_from(facts: object) -> Reading:
     signal, value, device = facts.get("signal"), facts.get("value"), facts.get("device", "")
     if not isinstance(signal, str) or not signal:
         raise ValueError('it needs a "signal", a name')
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError('it needs a "value", a finite number')
+    try:
+        value = finite(value)
+    except ValueError:
+        raise ValueError('it needs a "value", a finite number') from None
     if isinstance(device, int) and not isinstance(device, bool):
         device = str(device)
     text, numbers = facts.get("text", ""), [facts.get(key, -1) for key in ("group", "rank")] + [facts.get("node", 0)]
@@ -157,7 +172,7 @@ def reading_from(facts: object) -> Reading:
         raise ValueError('"device" and "text" must be text')
     if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
         raise ValueError('"group", "rank" and "node" must be whole numbers')
-    return Reading(shown(signal), float(value), shown(device), numbers[0], numbers[1], shown(text), numbers[2])
+    return Reading(shown(signal), value, shown(device), numbers[0], numbers[1], shown(text), numbers[2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from planaria.core.health import Action, Rule
+from planaria.core.health import Action, Rule, finite
 
 # What the hardware or its driver says of itself is certain: such a group leaves. What may pass (heat) or is evened out
 # anyway (a slow group gets fewer shards) is told to people, who know more.
@@ -121,7 +120,7 @@ def _only(entry: Mapping[str, Any], known: tuple[str, ...] | list[str], where: s
 
 
 def _number(entry: Mapping[str, Any], key: str, default: float, where: str = "") -> float:
-    value = entry.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{where}{': ' if where else ''}{key} must be a finite number")
-    return float(value)
+    try:
+        return finite(entry.get(key, default))
+    except ValueError:
+        raise ValueError(f"{where}{': ' if where else ''}{key} must be a finite number") from None

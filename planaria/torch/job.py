@@ -175,6 +175,7 @@ class Job:
         self._overlap, self._allow_unused = overlap, allow_unused
         if self.settings.standby is not None:  # it cannot try a body that it does not drive
             self._wait_in_the_wings()
+            part.where = self.settings.where
         loop = OwnLoop(self._start(steps), part)
         loop.begin()
         if self.settings.founder:  # who comes later runs what was seen to be right

@@ -148,7 +148,10 @@ class OwnLoop:
         assert step is not None
         self._step, self._inside, self._before = None, False, None
         step.end()
-        bereaved = step.void or (isinstance(error, Exception) and worker.void(error))
+        # One that was left early may have been by the script's own handler of what the loss of a rank raises.
+        early = error is None and not step.exchanged and not worker.overtaken
+        cause = RuntimeError("left early") if early else error
+        bereaved = step.void or (isinstance(cause, Exception) and worker.void(cause))
         if error is not None and not bereaved and not isinstance(error, Overtaken):
             self._close()
             return False

@@ -39,7 +39,7 @@ class RegisteredPart(Part):
     """
 
     def __init__(self, save: Callable[..., Any], load: Callable[[Any], Any], model: Any, seed: int, where: str) -> None:
-        self._save, self._load, self._seed, self._where = save, load, seed, where
+        self._save, self._load, self._seed, self.where = save, load, seed, where
         self.in_file = _takes_a_file(save)
         _check_load(load)
         super().__init__(NAME, "file" if self.in_file else "state")
@@ -60,18 +60,20 @@ class RegisteredPart(Part):
         if self.in_file:
             content = file.getbuffer()
             if not len(content):
-                raise UsageError(f"{self._where}: save wrote nothing; it must write into the file that it is given")
+                raise UsageError(f"{self.where}: save wrote nothing; it must write into the file that it is given")
             packed: Any = [len(tensors), self._digest()]
             tensors.append(torch.frombuffer(content, dtype=torch.uint8))
         elif type(state) not in (dict, OrderedDict, list, tuple):
             raise UsageError(
-                f"{self._where}: save returned {'nothing' if state is None else f'a {type(state).__name__}'}; it must "
+                f"{self.where}: save returned {'nothing' if state is None else f'a {type(state).__name__}'}; it must "
                 "return the state, a dict or a list, or take a file to write it to: save=lambda file: …"
             )
         else:
             content = plain.pack(state, tensors, self.name)
             places = dict(plain.places(content, self.name))
-            packed = [content, self._likes({i: check_strided(path, tensors[i]) for i, path in places.items()})]
+            for index, path in places.items():
+                tensors[index] = _whole(check_strided(path, tensors[index]))
+            packed = [content, self._likes({index: tensors[index] for index in places})]
         self._worked = True
         return packed
 
@@ -114,7 +116,7 @@ class RegisteredPart(Part):
             changed = next((path for i, path in self.places(now[0]) if before[1][i] != now[1][i]), None)
         if changed is not None:
             raise UsageError(
-                f"{self._where}: {changed}, as save gives it, changed between the end of the step before and the end "
+                f"{self.where}: {changed}, as save gives it, changed between the end of the step before and the end "
                 "of this step's shards. A group that comes back meanwhile would get the wrong state: change it after "
                 "the shards, where the optimizer steps; and what is not the same on all groups and at every call (a "
                 "time, a sum over the own samples) must be kept out of it"
@@ -151,12 +153,12 @@ class RegisteredPart(Part):
             module.reshard()
             if odd := [name for name, p in module.module.named_parameters() if p is not module.parameters.get(name)]:
                 raise UsageError(
-                    f"{self._where}: load replaced the parameter {module.name}.{odd[0]} by another object, whose "
+                    f"{self.where}: load replaced the parameter {module.name}.{odd[0]} by another object, whose "
                     "gradients nobody would exchange; copy into those that are there (no assign=True)"
                 )
         if (lost := self._lost(body, received)) is not None:
             raise UsageError(
-                f"{self._where}: after load took over the state of the job, {lost} is not what it was given; load must "
+                f"{self.where}: after load took over the state of the job, {lost} is not what it was given; load must "
                 "restore exactly what save gives"
             )
 
@@ -175,7 +177,7 @@ class RegisteredPart(Part):
 
     def _fail(self, what: str, error: Exception, kind: type[PlanariaError]) -> NoReturn:
         traceback.print_exception(error, file=sys.stderr)  # it is about code of the script
-        raise kind(f"{self._where}: {what}, registered with job.register, failed: {type(error).__name__}: {error}")
+        raise kind(f"{self.where}: {what}, registered with job.register, failed: {type(error).__name__}: {error}")
 
     # --- what it consists of ---------------------------------------------------------------------------------
 
@@ -193,6 +195,12 @@ class RegisteredPart(Part):
 
     def devices(self) -> Iterator[torch.device]:
         return (device for module in self.modules for device in module.devices())
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """With a place in memory for each of its elements: ``load`` is given all of them."""
+    again = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.contiguous() if again and not isinstance(tensor, DTensor) else tensor
 
 
 def _layout(tensor: Tensor) -> Any:

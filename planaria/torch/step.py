@@ -22,6 +22,7 @@ class Step:
 
     def __init__(self, worker: Worker | Rehearsal) -> None:
         self._worker = worker
+        self._begun = False
         self.exchanged = False
         self.void = False  # a guard ended it
 
@@ -51,8 +52,9 @@ class Step:
         Nothing that happens to other groups is raised here. Raises UsageError for what the script itself does
         wrong, NonFiniteError if a gradient is NaN or infinite.
         """
-        if self.exchanged:
+        if self._begun:
             raise UsageError(f"step {self.index}: step.batches can be gone through once; put all of the step into it")
+        self._begun = True
         yield from self._worker.batches(data)
         self.exchanged = True
 

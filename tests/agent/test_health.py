@@ -133,6 +133,20 @@ def test_the_last_group_stays_whatever_the_share(start_run: StartRun, site: Call
     stopped(run)
 
 
+def test_groups_and_ranks_that_are_not_here_are_told(start_run: StartRun, site: Callable[..., Site]) -> None:
+    lines = [f'{{"signal": "ecc", "value": 9, {who}}}' for who in ('"group": 7', '"group": 1, "rank": 5')]
+    here = site(f"#!/bin/sh\necho $$ >> checks\necho '{lines[0]}'\necho '{lines[1]}'\n")
+    run = start_run("--groups", "2", "--health", "rules.toml", SPEAKER, *LONG)
+    for who in ("group 7", "group 1, rank 5"):
+        text = f"the site's health command speaks of {who}, which is none of this agent's"
+        run.until(lambda text=text: text in told(run))
+    at_work(run, 2)
+    seen = len(here.checks())
+    run.until(lambda: len(here.checks()) > seen + 3)
+    assert len(told(run)) == 2 and not run.events("exit") and not run.events("drain")
+    stopped(run)
+
+
 def test_a_dry_run_only_talks(start_run: StartRun, site: Callable[..., Site]) -> None:
     here = site()
     run = start_run("--groups", "2", "--health", "rules.toml", "--health-dry-run", SPEAKER, *LONG)
@@ -161,7 +175,7 @@ def test_a_command_that_hangs_is_killed_and_told_and_nothing_is_left(
 
 
 def test_nothing_is_left_of_it_when_the_agent_is_killed(start_run: StartRun, site: Callable[..., Site]) -> None:
-    here = site("#!/bin/sh\necho $$ >> checks\nexec sleep 1000\n")
+    here = site("#!/bin/sh\nsleep 1000 &\necho $$ $! > new\nmv new checks\nwait\n")
     run = start_run("--groups", "1", "--health", "rules.toml", SPEAKER, *LONG)
     run.until(here.checks)
     os.kill(run.process.pid, signal.SIGKILL)

@@ -38,6 +38,19 @@ async def test_one_that_dies_or_falls_silent_is_started_again(tmp_path: Path) ->
     assert not any(running(pid) for pid in seen)
 
 
+async def test_what_a_command_has_begun_ends_with_its_sensor(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    script = f"sleep 1000 & echo $$ $! > {begun}.new; mv {begun}.new {begun}; wait"
+    sensor = Sensor(("command", "sh", "-c", script), "the sensor", 60.0, guards_itself=True)
+    task = asyncio.create_task(read_out(sensor, tmp_path / "log", lambda _: None, print))
+    while not begun.exists():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    while any(running(int(pid)) for pid in begun.read_text().split()):
+        await asyncio.sleep(0.01)
+
+
 async def test_without_anything_to_read_it_says_why_and_ends(tmp_path: Path) -> None:
     notes: list[str] = []
     await read_out(Sensor(("nvml", "no-such-gpu"), "the sensor", 0.1), tmp_path / "log", lambda _: None, notes.append)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planaria.agent import sitecommand
 from planaria.agent.sitecommand import Done, SiteCommand
 from planaria.core.health import Reading
 
@@ -50,6 +51,20 @@ def test_rubbish_is_told_and_what_makes_sense_still_counts(tmp_path: Path) -> No
     assert found.problem.startswith(said) and (found.problem + found.readings[0].text).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"signal": "a", "value": 1, "rank": 0}', 'a "rank" is one of a "group"'),
+        ('{"signal": "a", "value": 1, "group": -2}', '"group" and "rank" count from 0'),
+        ('{"a": ' * 20_000, "nested too deep"),
+    ],
+)
+def test_lines_that_can_be_no_reading(line: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "line").write_text(line)
+    found = done("cat line", tmp_path)
+    assert found.readings == (Reading("command", 0.0),) and why in found.problem
+
+
 @pytest.mark.parametrize("script", ["kill -SEGV $$", "exec /no/such/program", "exit 126"])
 def test_a_command_that_is_broken_says_nothing_of_the_node(script: str, tmp_path: Path) -> None:
     found = done(script, tmp_path)
@@ -72,14 +87,35 @@ def test_a_hang_ends_in_a_kill_of_it_and_its_children(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+def test_one_that_cannot_be_killed_is_not_run_again_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As one that sudo has begun, or that waits for a sick driver in the kernel.
+    monkeypatch.setattr(sitecommand, "kill_group", lambda pid: None)
+    monkeypatch.setattr(sitecommand, "_GONE_SECONDS", 0.1)
+    (tmp_path / "on").touch()
+    script = "echo >> runs; while [ -e on ]; do sleep 0.01; done"
+    command = SiteCommand(["sh", "-c", script], 0.02, str(tmp_path))
+    for _ in range(3):
+        assert command.run() == Done(
+            (), "the health command sh was killed and does not end; it is not run until it has", "undead"
+        )
+    assert len((tmp_path / "runs").read_text()) == 1
+    (tmp_path / "on").unlink()
+    while command.run().kind == "undead":
+        time.sleep(0.01)
+    assert len((tmp_path / "runs").read_text()) > 1
+
+
 def test_one_that_hangs_is_given_more_time_but_not_for_ever(tmp_path: Path) -> None:
     command = SiteCommand(["sleep", "1000"], 0.02, str(tmp_path))
     limits = [command._silences.limit for _ in range(4) if command.run().kind == "hang"]
     assert limits == sorted(limits) and limits[-1] <= 10 * 0.02
 
 
-def test_a_flood_is_cut_off(tmp_path: Path) -> None:
-    found = done("yes", tmp_path)
+@pytest.mark.parametrize("flood", ["yes", "yes >&2"])
+def test_a_flood_is_cut_off(tmp_path: Path, flood: str) -> None:
+    found = done(flood, tmp_path)
     assert found.readings == () and "printed more than 131072 bytes" in found.problem
 
 

@@ -105,6 +105,7 @@ def test_a_rule_that_is_off_and_a_signal_without_rule_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
+        ({"signal": "xid", "above": 0, "within": 0}, "at least 1"),
         ({"signal": "temprature", "above": 1}, "there is no signal temprature; known signals: gpu_lost"),
         ({"signal": "command.", "above": 1}, "there is no signal command."),
         ({"signal": "temperature"}, "give one of above and below"),
@@ -166,6 +167,8 @@ def test_anything_else_is_refused_with_a_reason(rubbish: object) -> None:
         reading_from(rubbish)
     with pytest.raises(ValueError):
         reading_from({"signal": "x", "value": rubbish if not isinstance(rubbish, float) else str(rubbish)})
+    with pytest.raises(ValueError, match="a finite number"):
+        reading_from({"signal": "x", "value": 10**400})  # JSON has such numbers, floats have not
 
 
 def test_another_one_of_the_same_name_begins_anew() -> None:

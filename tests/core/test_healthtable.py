@@ -57,6 +57,7 @@ def test_a_file_changes_rules_adds_others_and_turns_some_off() -> None:
         ("every = true", "every must be a finite number"),
         ("share = 1.5", "share is 1.5; it must be between 0 and 1"),
         ("share = nan", "share must be a finite number"),
+        (f"share = 1{'0' * 400}", "share must be a finite number"),
         ('dry_run = "yes"', "dry_run must be true or false"),
         ("command = 'check'", "command must be a table: [command]"),
         ("[command]\nevery = 3", 'command.run must be a command: "check.sh --quick", or a list of words'),

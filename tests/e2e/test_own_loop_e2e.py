@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Run
+from tests.e2e.test_lost_ranks_e2e import pids
+from tests.e2e.test_standbys_e2e import warm
 
 pytestmark = pytest.mark.e2e
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
@@ -20,10 +22,11 @@ def start(directory: Path, *words: str, groups: int = 3, options: tuple[str, ...
 
 
 @pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     @cache
-    def digest(form: str) -> str:
-        with start(tmp_path_factory.mktemp(form) / "run", form, groups=1) as run:
+    def digest(form: str, ranks: int = 1) -> str:
+        options = ("--nproc-per-group", str(ranks))
+        with start(tmp_path_factory.mktemp(form) / "run", form, groups=1, options=options) as run:
             assert run.end() == 0, run.log()
             (found,) = run.digests()
             return found
@@ -32,7 +35,7 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize("form", ["state", "file"])
-def test_groups_are_killed(tmp_path: Path, unhurt: Callable[[str], str], form: str) -> None:
+def test_groups_are_killed(tmp_path: Path, unhurt: Callable[..., str], form: str) -> None:
     with start(tmp_path / "run", form, "--pause", "0.01") as run:
         run.step(5)
         run.signal(0)  # the host of the rendezvous
@@ -48,7 +51,7 @@ def test_groups_are_killed(tmp_path: Path, unhurt: Callable[[str], str], form: s
     assert shards == {6}
 
 
-def test_a_load_that_fails_ends_its_group_and_no_other(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+def test_a_load_that_fails_ends_its_group_and_no_other(tmp_path: Path, unhurt: Callable[..., str]) -> None:
     with start(tmp_path / "run", "state", "--pause", "0.01", "--odd", "load") as run:
         run.step(5)
         run.signal(1)
@@ -62,7 +65,7 @@ def test_a_load_that_fails_ends_its_group_and_no_other(tmp_path: Path, unhurt: C
         assert run.digests() == {unhurt("state")}, run.log()
 
 
-def test_all_groups_are_killed_and_the_disk_has_the_state(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+def test_all_groups_are_killed_and_the_disk_has_the_state(tmp_path: Path, unhurt: Callable[..., str]) -> None:
     options = ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "4")
     with start(tmp_path / "run", "file", "--pause", "0.01", options=options) as run:
         run.until(lambda: list((tmp_path / "checkpoints").glob("step-????????")), "a checkpoint")
@@ -71,3 +74,23 @@ def test_all_groups_are_killed_and_the_disk_has_the_state(tmp_path: Path, unhurt
         run.until(lambda: run.events("resume"), "the job to begin again")
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt("file")}, run.log()
+
+
+@pytest.mark.parametrize(("form", "ranks"), [("state", 2), ("file", 2), ("file", 1)])
+def test_standbys_take_the_places_of_ranks(tmp_path: Path, unhurt: Callable[..., str], form: str, ranks: int) -> None:
+    """They wait in ``job.register``, and what they hold when they are needed is the state of the others."""
+    options = ("--standbys", "1", "--nproc-per-group", str(ranks))
+    with start(tmp_path / "run", form, "--pause", "0.01", groups=2, options=options) as run:
+        before = pids(run, 1, 0, ranks)
+        standby = warm(run, 1)  # tries itself as rank 0
+        run.signal(1)
+        assert pids(run, 1, 1, ranks) == {**before, 0: standby}, run.log()
+        before = pids(run, 0, 0, ranks)
+        standby = warm(run, 2)
+        moves = str(ranks - 1)  # as another rank than it is, it runs the script again
+        assert run.operate("migrate", "0", "--rank", moves).returncode == 0
+        assert pids(run, 0, 1, ranks) == {**before, ranks - 1: standby}, run.log()
+        run.settled(2, beyond=run.watch.step)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt(form, ranks)}, run.log()
+        assert not run.events("unprepared"), run.log()

@@ -167,6 +167,23 @@ def test_a_state_moves_whole(form: str) -> None:
     assert len(digests) == 1
 
 
+def test_a_view_that_repeats_its_elements_moves_whole() -> None:
+    source, target = Trainer(), Trainer()
+    taken: list[torch.Tensor] = [torch.zeros(4, 3)]
+
+    def load(state: Any) -> None:
+        taken[:] = [state["x"]]
+
+    moved(
+        source,
+        target,
+        "state",
+        save=lambda: {"x": taken[0] if taken[0].any() else torch.arange(3.0).expand(4, 3)},
+        load=load,
+    )
+    assert torch.equal(taken[0], torch.arange(3.0).expand(4, 3))
+
+
 @FORMS
 @pytest.mark.parametrize("lost", ["model", "optimizer", "step"])
 def test_a_load_that_loses_something_is_told(form: str, lost: str) -> None:
@@ -333,6 +350,14 @@ def leaves_early(trainer: Trainer) -> None:
                 break
 
 
+def leaves_early_and_goes_on(trainer: Trainer) -> None:
+    with trainer.job.step() as step:
+        for shard in step.shards():
+            trainer.model(trainer.batch(0, shard)).sum().backward()
+            break
+        trainer.body(step)
+
+
 def one_too_many(trainer: Trainer) -> None:
     for _ in range(7):
         with trainer.job.step() as step:
@@ -380,6 +405,7 @@ def grows(trainer: Trainer) -> None:
         (without_with, "with job.step"),
         (no_shards, r"all of step.shards\(\)"),
         (leaves_early, r"all of step.shards\(\)"),
+        (leaves_early_and_goes_on, "gone through once"),
         (one_too_many, "all 6 steps are made"),
         (after_an_error, "an error ended the step before"),
         (shards_twice, "gone through once"),
@@ -462,12 +488,14 @@ def test_who_joins_takes_the_state_where_it_would_resume(tmp_path: Path, form: s
     assert loads == [0, 1, 1]
 
 
-@pytest.mark.parametrize(("form", "lost"), [("state", 0), ("file", 1)])
-def test_a_rank_of_a_sharded_trainer_is_replaced_under_the_other(tmp_path: Path, form: str, lost: int) -> None:
+@pytest.mark.parametrize(("form", "lost", "acts"), [("state", 0, ""), ("file", 1, ""), ("state", 1, "swallow")])
+def test_a_rank_of_a_sharded_trainer_is_replaced_under_the_other(
+    tmp_path: Path, form: str, lost: int, acts: str
+) -> None:
     release = tmp_path / "release"
     words = [form, "--steps", "40", "--pause", "0.01", "--hold", str(release)]
     with PretendAgent(SCRIPT, 2, 6, tmp_path, ranks=2, words=words) as agent:
-        first, second = agent.start(0), agent.start(1, NOTES=str(tmp_path / "notes"))
+        first, second = agent.start(0), agent.start(1, NOTES=str(tmp_path / "notes"), ACTS=acts)
         agent.wait_for(first, second)
         founding = agent.publish([first, second], founding=True)
         agent.until(lambda: len(agent.told(Adopted, quorum=founding.id)) == 2)
