@@ -33,7 +33,7 @@ class Moves:
     def under_way(self, group: int) -> bool:
         """Whether a rank of ``group`` is to move, or moves."""
         life = self._agent.lives.groups.get(group)
-        return group in self._asked or (life is not None and life.moving is not None)
+        return any(asked == group for asked, _ in self._asked) or (life is not None and life.moving is not None)
 
     def ask(self, order: Migrate) -> None:
         life = self._agent.lives.groups.get(order.group)

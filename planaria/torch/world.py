@@ -145,8 +145,6 @@ class GroupWorld:
         return [_bytes(each) for each in everybody]
 
     def _join(self, where: str) -> None:
-        if self.idle and not self._replaceable:
-            raise UsageError(f"{where}: on GPUs a group of several ranks is started again as a whole, without standbys")
         if not dist.is_initialized():
             # From the environment, as torchrun's scripts have it: MASTER_ADDR and MASTER_PORT.
             store = HashStore() if self.idle else None

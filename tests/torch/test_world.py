@@ -29,16 +29,11 @@ def test_parts_of_a_batch() -> None:
     assert parts(dp=2, fsdp=2) == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
 
-def test_on_gpus_no_standby_waits_for_ranks_that_are_not_there() -> None:
-    with pytest.raises(UsageError, match="started again as a whole, without standbys"):
-        GroupWorld(0, 2, torch.device("cuda"), None, "here", idle=True)
-
-
 def test_a_group_ends_before_earlier_lives_have_used_up_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr("resource.getrlimit", lambda _: (opened, opened))
     with pytest.raises(PlanariaError, match="the group is started again"):
-        ingroup.registered().renew(1, "group 1", Bell(), lambda: False)
+        ingroup.registered().renew(1, "group 1", CPU, Bell(), lambda: False)
 
 
 def test_one_rank_alone_needs_no_torch_world() -> None:
