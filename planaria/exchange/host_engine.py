@@ -143,8 +143,8 @@ class HostEngine(Engine):
 
     def _complete(self, step: Round) -> None:
         """Exchange the tails, then wait for everything that is still on its way."""
-        tails, arrivals = self._expect_tails(step)
-        for transfer in self._transfers + arrivals + self._send_tail(step, self._finite, tails):
+        tails, transfers = self._send_tails(step, self._finite)
+        for transfer in self._transfers + transfers:
             transfer.wait()
         self._transfers.clear()
         payloads, finite = read_tails(tails)

@@ -158,9 +158,10 @@ class Nccl:
         """Raise what has gone wrong since: the end of the life, or a broken connection that NCCL has noticed."""
         if (error := self._ended()) is not None:
             raise error
-        state = ctypes.c_int()
-        _check(self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(state)))
-        _check(state.value)
+        if self._handle:  # there is none before it is formed, and none without peers
+            state = ctypes.c_int()
+            _check(self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(state)))
+            _check(state.value)
 
     def abort(self) -> None:
         """End everything that is under way, kernels too, and free the communicator. Blocks, as a rule for 0.5 s."""
