@@ -7,7 +7,8 @@ turn comes again the fold that read them is done. Not more than a device takes i
 in a device's queue would not hear of the end of the life.
 
 The tails travel by sockets when a member has enqueued everything, while the devices still work: who dies before that
-is noticed, and nobody waits for a device that waits for what will never come. A round is over when the thread knows
+is noticed, nobody waits for a device that waits for what will never come, and what the tails say is dealt with before
+the result is there. A round is over when the thread knows
 that the device has done it; until then the stream of the caller is given nothing that depends on it. A life that ends
 earlier aborts NCCL's kernels, which leaves anything in the results.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.device import DeviceLink
 from planaria.exchange.engine import Engine, read_tails
-from planaria.exchange.exchange_plan import ExchangeResult, Round
+from planaria.exchange.exchange_plan import Announcement, ExchangeResult, Round
 from planaria.exchange.folding import Divisor, fold_on_device
 from planaria.exchange.layout import ITEM_BYTES, Layout
 
@@ -57,6 +58,7 @@ class DeviceEngine(Engine):
         self._results: list[Tensor] = []  # taken from the shelf for the round
         self._marked = -1  # the newest bucket that the wire has waited for
         self._done: list[torch.cuda.Event] = []  # by piece: it is folded, or reduced
+        self._whole: torch.cuda.Event | None = None  # all of the round is done
         communicator.when_quiet(self._release)
 
     def mark(self) -> torch.cuda.Event:
@@ -83,13 +85,15 @@ class DeviceEngine(Engine):
             else:
                 self._travel(step, [index], [index - SLOTS] if index >= SLOTS else [])
             step.launched += 1
-        if step.launched == len(self._pieces) and self._all_submitted(step):
-            self._complete(step)
+        if self._whole is None and step.launched == len(self._pieces):
+            self._launch_last(step)
+        if self._whole is not None and self._all_submitted(step):
+            self._complete(step, self._whole)
 
     def _start(self, step: Round) -> None:
         if not self._results:
             self._results = self._shelf.take_results(self._layout.buckets)
-        self._step = step
+        self._step, self._whole = step, None
         self._marked = -1
         self._done.clear()
         if self._divisor[0] != step.plan.divisor:
@@ -181,11 +185,14 @@ class DeviceEngine(Engine):
             with torch.cuda.stream(link.wire):
                 _add_up(sums, result)
             sums = [result]
+        # As a rule there is a shard for each member: then NCCL divides, and nobody goes over the memory once more.
+        mean = step.plan.divisor == link.size
         if link.size > 1:
             with link.nccl.group():
-                link.nccl.all_reduce(sums[0], result, link.wire)
+                link.nccl.all_reduce(sums[0], result, link.wire, mean)
         link.work.wait_event(link.wire.record_event())
-        self._divisor[1].divide(result)
+        if not mean:
+            self._divisor[1].divide(result)
         torch.sum(self._share(index), 0, out=self._probes[index])
         self._done.append(link.work.record_event())
 
@@ -210,19 +217,24 @@ class DeviceEngine(Engine):
             self._scratch[slot, position] = found
         return found
 
-    def _complete(self, step: Round) -> None:
-        """The last results, and word of whether they are finite; then wait for the tails and for the device."""
+    def _launch_last(self, step: Round) -> None:
+        """The last results, and word of whether they are finite."""
         link, last = self._link, range(max(len(self._pieces) - SLOTS, 0), len(self._pieces))
         torch.sum(self._probes, 0, out=self._flags[link.rank])
         link.wire.wait_event(link.work.record_event())
         self._travel(step, [], list(last) if step.plan.reduction == "tree" else [], self._flags)
         link.work.wait_event(link.wire.record_event())
         self._told.copy_(self._flags, non_blocking=True)
-        done = link.work.record_event()
+        self._whole = link.work.record_event()
+
+    def _complete(self, step: Round, done: torch.cuda.Event) -> None:
+        """Exchange the tails, then wait for the device."""
+        link = self._link
         tails, transfers = self._send_tails(step, True)
         for transfer in transfers:
             transfer.wait()
         payloads, _ = read_tails(tails)
+        self._communicator.settle(step.announced, Announcement(self._results, payloads))
         for event in step.ready.values():
             assert event is not None
             link.wait(event)

@@ -7,6 +7,7 @@ that of a real rank does. Every command is a function below; what it returns goe
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import sys
 import threading
@@ -231,7 +232,10 @@ def exchange(
             made.submit(bucket, given)
         made.submit_tail(b"tail of " + bytes([communicator.rank]) * communicator.rank)
         try:
+            announced = made.announced(lambda: rank.news)
             result = made.finish(lambda: rank.news)
+            assert announced.tails == result.tails
+            assert all(map(operator.is_, announced.buckets, result.buckets)), "the result is not where it was said"
         finally:
             after = digest([part for bucket in parts for part in bucket])
             assert before == after, "the parts were written"
