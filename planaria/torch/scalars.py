@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from planaria.errors import UsageError
+
+# Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
+METRICS = 8
+
 
 class Scalar:
     """A number that a GPU may still have to compute. It is copied at once, in the order of the current stream, so
@@ -33,3 +38,13 @@ def recorded(value: Any) -> Any:
     if value.is_cuda and value.numel() == 1 and not isinstance(value, DTensor):
         return Scalar(value)
     return value.detach()
+
+
+def check_names(got: list[str], known: list[str], where: str) -> None:
+    """A shard's record has the names that all others have, both sorted. Raises UsageError."""
+    if got != known:
+        raise UsageError(
+            f"{where}: step.record got {got} in this shard but {known} before; record the same names for every batch"
+        )
+    if len(known) > METRICS:
+        raise UsageError(f"{where}: at most {METRICS} metrics can be recorded, not {len(known)}")

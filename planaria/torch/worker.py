@@ -44,13 +44,11 @@ from planaria.torch.records import (
     unpack_presence,
 )
 from planaria.torch.rounds import Note
-from planaria.torch.scalars import recorded
+from planaria.torch.scalars import METRICS, check_names, recorded
 from planaria.torch.session import Bereaved, Session
 from planaria.torch.state import ProtectedState, combined, tensor_specs
 from planaria.torch.unwinding import Pipelines, unwind
 
-# Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
-METRICS = 8
 # Weight of the newest shard time in the running mean: follows a change of speed within a few steps, and a single
 # slow shard (a page fault, a neighbour's burst) does not reassign work.
 SMOOTHING = 0.2
@@ -62,7 +60,8 @@ class _Exchanged:
 
     words: list[ControlWord]
     records: list[ShardRecord]
-    finite: bool
+    means: dict[str, float]
+    finite: bool = True
 
 
 class Worker:
@@ -323,14 +322,7 @@ class Worker:
         if not self.metric_names:
             self._facts["metrics"] = sorted(self._recorded)
             self.state.mark_only("planaria")  # whoever heals in this very step may compute nothing of it
-        if tuple(sorted(self._recorded)) != self.metric_names:
-            raise UsageError(
-                f"{self.settings.where}, step {self.step}: step.record got {sorted(self._recorded)} in this shard but "
-                f"{list(self.metric_names)} before; record the same names for every batch"
-            )
-        if len(self.metric_names) > METRICS:
-            names = len(self.metric_names)
-            raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {names}")
+        check_names(sorted(self._recorded), list(self.metric_names), f"{self.settings.where}, step {self.step}")
 
     def _complete_records(self) -> list[ShardRecord]:
         """The records of all shards held, with their metrics as numbers."""
@@ -380,24 +372,24 @@ class Worker:
         found: list[_Exchanged] = []
         ok = self.session.attempt(work.quorum, "exchange", lambda: found.append(self._exchange_all(work)))
         # From here on a device stands still: whatever can be done before is done in _prepare.
-        words, records, finite = (found[0].words, found[0].records, found[0].finite) if ok else ([], [], True)
-        means = dict(zip(self.metric_names, mean_metrics(records), strict=False))
-        outcome = self.session.agree(Note(ok=ok, finite=finite, seconds=self._mean_seconds, metrics=means))
+        told = found[0] if ok else _Exchanged([], [], {})
+        note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means)
+        outcome = self.session.agree(note)
         if not outcome.ok:
             self._abandon()
             return False
         if not outcome.finite:
-            self._stop_on_nonfinite(work, records)
+            self._stop_on_nonfinite(work, told.records)
         if not self._allow_unused:
-            check_presence(records, self._store.names, f"job {self.settings.job}, step {self.step}")
+            check_presence(told.records, self._store.names, f"job {self.settings.job}, step {self.step}")
         self._store.fulfil()
-        self._present, self.groups = len(records), self._partners
+        self._present, self.groups = len(told.records), self._partners
         self.metrics = outcome.metrics
         self.seconds_per_shard = outcome.seconds
         if self._data is not None:
-            self._data.commit(cursors(records))
+            self._data.commit(cursors(told.records))
         self._begun = None
-        self.session.stepper.exchanged(work.quorum, words)
+        self.session.stepper.exchanged(work.quorum, told.words)
         self.session.show(Phase.APPLYING)
         return True
 
@@ -414,16 +406,16 @@ class Worker:
         word = self.session.stepper.word(self.seconds_per_shard)
         exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes))
         announced = exchange.announced(lambda: self.session.stopped_waiting(work.quorum))
-        words, records = self._prepare(announced, work)
+        told = self._prepare(announced, work)
         result = exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
-        return _Exchanged(words, records, result.finite)
+        return replace(told, finite=result.finite)
 
-    def _prepare(self, announced: Announcement, work: core.Exchange) -> tuple[list[ControlWord], list[ShardRecord]]:
+    def _prepare(self, announced: Announcement, work: core.Exchange) -> _Exchanged:
         """What can be done while the device still works, and does not matter if its results never come."""
         words, records = self._open(announced.tails, work)
         self._store.expect(announced.buckets, union_presence(records, len(self.named)))
         seeding.seed_apply(self.settings.seed, work.step)
-        return words, records
+        return _Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)))
 
     def _abandon(self) -> None:
         # Peers that have not heard yet may go on reading what was handed out: later sums go to fresh buffers.
