@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import Node, children, maximal_nodes, root
 from planaria.errors import CommunicatorError
-from planaria.exchange.checksum import checksum
+from planaria.exchange.checksum import Checksum
 from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.healing import receive, serve
 from planaria.exchange.layout import Layout
@@ -148,7 +148,7 @@ def speed(rank: Rank, quorum: Quorum, options: Options) -> dict[str, Any]:
 def compare(rank: Rank, communicator: Communicator, layout: Layout, options: Options, base: int) -> dict[str, Any]:
     generator = torch.Generator(rank.device).manual_seed(communicator.rank)
     parts = [[torch.randn(n, device=rank.device, generator=generator)] for n in layout.buckets]
-    plain_buffers = [torch.zeros(n, device=rank.device) for n in layout.buckets]
+    plain_buffers = [torch.randn(n, device=rank.device, generator=generator) for n in layout.buckets]
     exchange = TreeExchange(communicator, layout)
     results: list[Tensor] = []
 
@@ -171,7 +171,8 @@ def compare(rank: Rank, communicator: Communicator, layout: Layout, options: Opt
             run()
             if number >= 2:
                 times[way].append(time.perf_counter() - began)
-    digest = [int(checksum(_whole(bucket))) for bucket in results if bucket.numel() > 1]
+    checksum = Checksum(4 * max(layout.buckets), rank.device)
+    digest = [int(checksum.of(_whole(bucket))) for bucket in results if bucket.numel() > 1]
     found: dict[str, Any] = {way: statistics.median(each) for way, each in times.items()}
     base += sum(part[0].nbytes for part in parts) + sum(buffer.nbytes for buffer in plain_buffers)
     found["extra bytes per parameter"] = max(rank.allocated() - base, 0) / options.parameters

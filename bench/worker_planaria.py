@@ -65,8 +65,8 @@ def run_steps(config: Config, job: pt.Job) -> None:
     for step in job.steps(config.steps or ENDLESS):
         for batch in step.batches(data):
             loss = task.loss(task.net, batch)
-            loss.backward()
             step.record(loss=loss)
+            loss.backward()
         time.sleep(config.sleep)
         optimizer.step()
 

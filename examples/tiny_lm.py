@@ -33,8 +33,8 @@ def main() -> None:
     for step in job.steps(args.steps):
         for x, y in step.batches(data):
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-            loss.backward()
             step.record(loss=loss)
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()

@@ -140,11 +140,14 @@ class Communicator:
         It ends with the life at the latest, because all that it can wait for are operations of this life.
         """
         pending: Pending[T] = self.pending(what)
+
+        def run() -> None:
+            if self.device.type != "cpu":
+                torch.cuda.set_device(self.device)  # else a thread's first touch makes a context on device 0
+            self.guard(lambda: self.settle(pending, job()))
+
         if not pending.done:
-            name = f"planaria-{what}-{self.quorum_id}"
-            threading.Thread(
-                target=self.guard, args=(lambda: self.settle(pending, job()),), name=name, daemon=True
-            ).start()
+            threading.Thread(target=run, name=f"planaria-{what}-{self.quorum_id}", daemon=True).start()
         return pending
 
     def guard(self, job: Job) -> None:

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from planaria.errors import PlanariaError
-from planaria.exchange.checksum import LANE, ROW, checksum
+from planaria.exchange.checksum import LANE, ROW, Checksum
 from planaria.exchange.folding import Divisor, fold_on_device
 from planaria.exchange.nccl import UNIQUE_ID_BYTES, Nccl, unique_id
 
 CPU = torch.device("cpu")
 
-# An event is looked at so often without a pause (for some 2 ms), and then after the shortest pauses there are (some
-# 60 us), which leave the interpreter to others: as a rule it is the end of a step, and the training thread waits for
-# it. NCCL is asked for broken connections once in so many looks.
-SPINS, PAUSE, LOOKS = 1000, 1e-6, 64
+# Between two looks at an event: leaves the interpreter to others. If it is a matter of a millisecond, so many looks
+# come first without a pause (a look too lets others in). NCCL is asked for broken connections once in so many looks.
+PAUSE, SPINS, LOOKS = 5e-5, 2000, 64
 LAST_PAUSE = 1e-3  # seconds; nobody waits for the end of a life
 
 
@@ -66,10 +65,11 @@ class DeviceLink:
         self.nccl.form(unique, self.rank, self.size, greet)
         self.wait(self.wire.record_event())
 
-    def wait(self, event: torch.cuda.Event, beside: bool = False) -> None:
+    def wait(self, event: torch.cuda.Event, beside: bool = False, soon: bool = False) -> None:
         """Until everything before ``event`` is known to be done, and was not aborted. Raises the end of the life.
 
-        ``beside``: in another thread than the life's, which must not talk to NCCL."""
+        ``beside``: in another thread than the life's, which must not talk to NCCL. ``soon``: it is a matter of a
+        millisecond, and somebody waits."""
         looks = 0
         while not event.query():  # type: ignore[no-untyped-call]
             looks += 1
@@ -77,7 +77,8 @@ class DeviceLink:
                 self.nccl.check()
             elif (error := self._ended()) is not None:
                 raise error
-            time.sleep(PAUSE if looks > SPINS else 0)
+            if not soon or looks > SPINS:
+                time.sleep(PAUSE)
         # An abort follows the end of the life. So what is done before that is seen was done by the members.
         if (error := self._ended()) is not None:
             raise error
@@ -104,9 +105,11 @@ def load_kernels(device: torch.device) -> None:
             divisor = Divisor(number, device)
             fold_on_device(list(some), ((1, 2), (0, 1)), divisor, out, (), lambda _: torch.empty_like(out), probes[0])
         out.add_(some[0]).zero_().copy_(some[1])
-        bool(probes.isfinite().all())
+        probes[1] = probes.isfinite().all()
+        probes.tolist()
         sums = torch.zeros(2, dtype=torch.int64, device=device)
-        sums[0] = checksum(torch.zeros((ROW + 1) * LANE, dtype=torch.uint8, device=device))
+        block = torch.zeros((ROW + 1) * LANE, dtype=torch.uint8, device=device)
+        sums[0] = Checksum(block.numel(), device).of(block)
         torch.equal(sums[:1], sums[1:])
         _loaded.add(device)
 

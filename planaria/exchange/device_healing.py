@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from planaria.exchange.checksum import checksum
+from planaria.exchange.checksum import Checksum
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.device import DeviceLink, Shelf
 
-# A transfer of this size takes devices some 0.4 ms, several times what its launch costs.
-DEVICE_BLOCK_BYTES = 128 << 20
+# A transfer of this size takes devices some 0.7 ms, several times what enqueueing it and its checksum costs.
+DEVICE_BLOCK_BYTES = 256 << 20
 
 
 def blocks_of(length: int) -> list[tuple[int, int]]:
@@ -46,6 +46,9 @@ class _Steps:
         assert communicator.link is not None and communicator.shelf is not None
         self.link: DeviceLink = communicator.link
         self.counts = [len(blocks_of(each.numel())) for each in stripes]
+        self._checksum = Checksum(DEVICE_BLOCK_BYTES, self.link.device)
+        weighed = torch.cuda.current_stream(self.link.device.index).record_event()
+        self.link.work.wait_event(weighed)
         self.sums = [communicator.shelf.empty(count, torch.int64) for count in self.counts]
         self.passage: dict[int, Tensor] = {}
         for index, stripe in enumerate(stripes):
@@ -63,20 +66,26 @@ class _Steps:
         """Compute the checksum of a block that the wire has."""
         self.link.work.wait_event(self.link.wire.record_event())
         with torch.cuda.stream(self.link.work):
-            self.sums[index][number] = checksum(block)
+            self.sums[index][number] = self._checksum.of(block)
         summed: torch.cuda.Event = self.link.work.record_event()
         return summed
 
 
 class Sending:
-    """Of a source: its stripe, to all healers. ``copied``: when each of its blocks has been written."""
+    """Of a source: its stripe, to all healers."""
 
-    def __init__(
-        self, communicator: Communicator, stripe: Tensor, copied: Sequence[torch.cuda.Event], healers: Sequence[int]
-    ) -> None:
+    def __init__(self, communicator: Communicator, stripe: Tensor, healers: Sequence[int]) -> None:
         self._steps = _Steps(communicator, [stripe])
-        self._stripe, self._copied, self._healers = stripe, copied, healers
+        self._stripe, self._healers = stripe, healers
+        self._user = torch.cuda.current_stream(self._steps.link.device.index)
+        self._copied: list[torch.cuda.Event] = []  # by block
         self._done: torch.cuda.Event | None = None
+
+    def reached(self, filled: int) -> None:
+        """The caller's thread, whose current stream fills the stripe: so many bytes of it."""
+        ends = [stop for _, stop in blocks_of(self._stripe.numel())]
+        while len(self._copied) < len(ends) and ends[len(self._copied)] <= filled:
+            self._copied.append(self._user.record_event())
 
     def enqueue(self) -> None:
         """The life's thread."""

@@ -13,10 +13,10 @@ from planaria.exchange.communicator import Communicator, Transfer, as_bytes, as_
 from planaria.exchange.exchange_plan import Piece, Plan, Round, cut
 from planaria.exchange.layout import Layout
 
-TAIL = struct.Struct("<?I")  # is my share of the results finite; length of the payload
+TAIL = struct.Struct("<?I")  # is my share of the results finite, as far as is known; length of the payload
 
-# Message tags of a round: two for comparing plans, then these; an engine may draw more.
-TAIL_TAG, UNDERWAY_TAG, CONTROL_TAGS = 2, 3, 4
+# Message tags of a round: two for comparing plans, one for the tails; an engine may draw more.
+TAIL_TAG, CONTROL_TAGS = 2, 3
 
 
 class Engine(ABC):
@@ -66,20 +66,17 @@ class Engine(ABC):
                 )
             self._agreed = digest
 
-    def _expect_tails(self, step: Round) -> tuple[list[Tensor], list[Transfer]]:
-        """Begin to receive the tails: where all members' will be, in rank order, and the transfers."""
-        tag, what = step.first_tag + TAIL_TAG, "exchanging control words"
-        length = TAIL.size + step.plan.tail_bytes
-        tails = [torch.empty(length, dtype=torch.uint8) for _ in range(self._communicator.size)]
-        return tails, [self._communicator.receive(tails[peer], peer, tag, what) for peer in self._communicator.peers]
-
-    def _send_tail(self, step: Round, finite: bool, tails: list[Tensor]) -> list[Transfer]:
-        """Begin to send this member's tail, and put it among the others."""
+    def _send_tails(self, step: Round, finite: bool) -> tuple[list[Tensor], list[Transfer]]:
+        """Begin to exchange the tails: where all members' will be, in rank order, once the transfers are done."""
         assert step.tail is not None
         tag, what = step.first_tag + TAIL_TAG, "exchanging control words"
         tail = TAIL.pack(finite, len(step.tail)) + step.tail
-        mine = tails[self._communicator.rank] = as_tensor(tail.ljust(TAIL.size + step.plan.tail_bytes, b"\0"))
-        return [self._communicator.send(mine, peer, tag, what) for peer in self._communicator.peers]
+        mine = as_tensor(tail.ljust(TAIL.size + step.plan.tail_bytes, b"\0"))
+        rank, size, peers = self._communicator.rank, self._communicator.size, self._communicator.peers
+        tails = [mine if peer == rank else torch.empty_like(mine) for peer in range(size)]
+        transfers = [self._communicator.receive(tails[peer], peer, tag, what) for peer in peers]
+        transfers += [self._communicator.send(mine, peer, tag, what) for peer in peers]
+        return tails, transfers
 
 
 def read_tails(tails: list[Tensor]) -> tuple[list[bytes], bool]:

@@ -29,6 +29,16 @@ class ExchangeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Announcement:
+    """What is known of a result before it is there. ``buckets``: where it will be, not to be read until then;
+    ``tails`` as in the result.
+    """
+
+    buckets: list[Tensor]
+    tails: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What all members agreed on for a step: who sends how many sums, and how they are added up."""
 
@@ -68,6 +78,7 @@ class Round:
 
     plan: Plan
     first_tag: int
+    announced: Pending[Announcement]
     pending: Pending[ExchangeResult]
     begun: torch.cuda.Event | None  # on a device: when the results of the step before are needed no more
     submitted: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)

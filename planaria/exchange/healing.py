@@ -22,7 +22,7 @@ from torch import Tensor
 
 from planaria.errors import CommunicatorError
 from planaria.exchange.communicator import HEALING_TAGS, Communicator, Transfer, as_bytes, as_tensor
-from planaria.exchange.device_healing import Receiving, Sending, blocks_of, room
+from planaria.exchange.device_healing import Receiving, Sending, room
 from planaria.exchange.waiting import Pending
 
 # Large enough that a block's round trip is nothing beside its transfer (NCCL reached a seventh of the
@@ -123,31 +123,33 @@ def serve(
     start, stop = contents.span(False).stripe(index, len(sources))
     stripe = torch.empty(stop - start, dtype=torch.uint8)
     _copy_stripe(_of_kind(False, flat, there), contents.span(False), start, stripe)
-    sending, enqueued = None, None
+    sending, enqueued = None, communicator.pending(what)
     if any(there):
-        start, stop = contents.span(True).stripe(index, len(sources))
         assert communicator.shelf is not None
+        start, stop = contents.span(True).stripe(index, len(sources))
         device_stripe = room(communicator.shelf, stop - start)
-        copied: list[torch.cuda.Event] = []
-        ends = [stop for _, stop in blocks_of(device_stripe.numel())]
-        stream = torch.cuda.current_stream(communicator.device)
-
-        def reached(filled: int) -> None:
-            while len(copied) < len(ends) and ends[len(copied)] <= filled:
-                copied.append(stream.record_event())
-
-        _copy_stripe(_of_kind(True, flat, there), contents.span(True), start, device_stripe, reached)
-        reached(device_stripe.numel())  # what is left is padding
-        sending = Sending(communicator, device_stripe, copied, healers)
-        enqueued = communicator.call(what, sending.enqueue)
+        sending = Sending(communicator, device_stripe, healers)
 
     def work() -> None:
         _send(communicator, stripe, contents, healers, with_description=index == 0)
-        if sending is not None and enqueued is not None:
-            enqueued.wait()
+        enqueued.wait()
+        if sending is not None:
             sending.finish()
 
-    return communicator.background(what, work)
+    served = communicator.background(what, work)
+    if sending is None:
+        communicator.settle(enqueued, None)
+        return served
+    # Beside the first words, after which the healers get ready.
+    _copy_stripe(_of_kind(True, flat, there), contents.span(True), start, device_stripe, sending.reached)
+    sending.reached(device_stripe.numel())  # what is left is padding
+
+    def enqueue() -> None:
+        sending.enqueue()
+        communicator.settle(enqueued, None)
+
+    communicator.post(enqueue)
+    return served
 
 
 def receive(communicator: Communicator, sources: Sequence[int], healers: Sequence[int]) -> Pending[HealedState]:

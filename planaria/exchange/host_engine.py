@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.exchange.communicator import Communicator, Transfer
 from planaria.exchange.engine import CONTROL_TAGS, Engine, read_tails
-from planaria.exchange.exchange_plan import ExchangeResult, Piece, Plan, Round
+from planaria.exchange.exchange_plan import Announcement, ExchangeResult, Piece, Plan, Round
 from planaria.exchange.folding import fold
 from planaria.exchange.layout import Layout
 
@@ -143,11 +143,14 @@ class HostEngine(Engine):
 
     def _complete(self, step: Round) -> None:
         """Exchange the tails, then wait for everything that is still on its way."""
-        tails, arrivals = self._expect_tails(step)
-        for transfer in self._transfers + arrivals + self._send_tail(step, self._finite, tails):
+        tails, transfers = self._send_tails(step, self._finite)
+        for transfer in transfers:
+            transfer.wait()
+        payloads, finite = read_tails(tails)
+        self._communicator.settle(step.announced, Announcement(self._results, payloads))
+        for transfer in self._transfers:
             transfer.wait()
         self._transfers.clear()
-        payloads, finite = read_tails(tails)
         self._communicator.settle(step.pending, ExchangeResult(self._results, payloads, finite))
 
 

@@ -28,7 +28,7 @@ from planaria.errors import CommunicatorError, PlanariaError
 
 # Of nccl.h; they are part of its stable interface.
 SUCCESS, IN_PROGRESS = 0, 7
-UINT8, FLOAT32, SUM = 1, 7, 0
+UINT8, FLOAT32, SUM, MEAN = 1, 7, 0, 4
 UNIQUE_ID_BYTES = 128
 
 PAUSE = 1e-3  # seconds between two looks at what has been heard while a communicator forms, which takes 40 of them
@@ -147,10 +147,10 @@ class Nccl:
         place, size = tensor.data_ptr(), tensor.nbytes
         _check(self._library.ncclRecv(place, size, UINT8, peer, self._handle, stream.cuda_stream))
 
-    def all_reduce(self, source: Tensor, result: Tensor, stream: torch.cuda.Stream) -> None:
-        """``result`` = the sum of all members' ``source`` (fp32; may be the same tensor)."""
-        places, numel = (source.data_ptr(), result.data_ptr()), source.numel()
-        _check(self._library.ncclAllReduce(*places, numel, FLOAT32, SUM, self._handle, stream.cuda_stream))
+    def all_reduce(self, source: Tensor, result: Tensor, stream: torch.cuda.Stream, mean: bool = False) -> None:
+        """``result`` = the sum, or the mean, of all members' ``source`` (fp32; may be the same tensor)."""
+        places, numel, how = (source.data_ptr(), result.data_ptr()), source.numel(), MEAN if mean else SUM
+        _check(self._library.ncclAllReduce(*places, numel, FLOAT32, how, self._handle, stream.cuda_stream))
 
     # --- at any time ----------------------------------------------------------------------------------------
 
@@ -158,9 +158,10 @@ class Nccl:
         """Raise what has gone wrong since: the end of the life, or a broken connection that NCCL has noticed."""
         if (error := self._ended()) is not None:
             raise error
-        state = ctypes.c_int()
-        _check(self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(state)))
-        _check(state.value)
+        if self._handle:  # there is none before it is formed, and none without peers
+            state = ctypes.c_int()
+            _check(self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(state)))
+            _check(state.value)
 
     def abort(self) -> None:
         """End everything that is under way, kernels too, and free the communicator. Blocks, as a rule for 0.5 s."""

@@ -23,11 +23,11 @@ from planaria.errors import CommunicatorError
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.device_engine import DEVICE_PIECE_BYTES, DeviceEngine
 from planaria.exchange.engine import Engine
-from planaria.exchange.exchange_plan import ExchangeResult, Plan, Round, make_plan
+from planaria.exchange.exchange_plan import Announcement, ExchangeResult, Plan, Round, make_plan
 from planaria.exchange.host_engine import HostEngine
 from planaria.exchange.layout import Layout
 
-__all__ = ["ExchangeResult", "TreeExchange"]
+__all__ = ["Announcement", "ExchangeResult", "TreeExchange"]
 
 # Large pieces cost the fewest messages, each of which wakes threads on both sides: on two loaded cores pieces of 4, 8,
 # 16 and 25 MB took 1.27, 1.18, 1.14 and 1.12 times as long as a plain all-reduce of 120 MB (bench/exchange.py).
@@ -39,7 +39,8 @@ class TreeExchange:
     """The exchanges of one communicator life, one step after the other, on the communicator's device.
 
     Methods are for one thread. Raises ValueError where the caller breaks the order begin, submit..., submit_tail,
-    finish; failures of the communicator are raised by ``finish`` only. ``window`` is for the host's memory.
+    [announced,] finish; failures of the communicator are raised by the last two only. ``window`` is for the host's
+    memory.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class TreeExchange:
         plan = self._plan
         assert plan is not None
         first_tag = self._communicator.tags(self._engine.tag_count(plan))
-        self._round = Round(plan, first_tag, self._communicator.pending("exchanging gradients"), self._engine.mark())
+        announced, pending = (self._communicator.pending("exchanging gradients") for _ in range(2))
+        self._round = Round(plan, first_tag, announced, pending, self._engine.mark())
 
     def submit(self, bucket: int, parts: Sequence[Tensor]) -> None:
         """This member's sums of one bucket: one flat fp32 tensor per node, in the order of ``nodes_by_rank``.
@@ -118,16 +120,25 @@ class TreeExchange:
         step.tail = payload
         self._communicator.post(lambda: self._engine.advance(step))
 
+    def announced(self, interrupted: Callable[[], bool] = lambda: False) -> Announcement:
+        """Wait for what all members said. On a device that is well before the result, which may still fail to come.
+        Raises as ``finish`` does.
+        """
+        return self._all_submitted("announced").announced.wait(interrupted)
+
     def finish(self, interrupted: Callable[[], bool] = lambda: False) -> ExchangeResult:
         """Wait for the result, on a device too: it is there, and no stream need wait for it. Raises Interrupted or
         CommunicatorError; then the life must be dropped, and what was submitted is as it was.
         """
-        step = self._current()
-        if step.tail is None or len(step.submitted) < len(self._layout.buckets):
-            raise ValueError("finish needs all buckets and the tail to be submitted")
-        result = step.pending.wait(interrupted)
+        result = self._all_submitted("finish").pending.wait(interrupted)
         self._round = None
         return result
+
+    def _all_submitted(self, what: str) -> Round:
+        step = self._current()
+        if step.tail is None or len(step.submitted) < len(self._layout.buckets):
+            raise ValueError(f"{what} needs all buckets and the tail to be submitted")
+        return step
 
     def _current(self) -> Round:
         if self._round is None:

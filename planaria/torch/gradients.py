@@ -99,7 +99,7 @@ class GradientStore:
         self._adding = [False] * len(self._buckets)  # gradients are added to the sibling's sum, not copied
         self._slabs: list[Slab | None] = [None] * len(self._buckets)  # None: the bucket is complete
         self._targets: list[list[Tensor]] = [[] for _ in self._buckets]
-        # What assign() made last.
+        # What expect() made last.
         self._results: list[Tensor] = []
         self._grads: list[Tensor] = []
         self._casts: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -213,7 +213,12 @@ class GradientStore:
     # --- results --------------------------------------------------------------------------------------------
 
     def assign(self, results: Sequence[Tensor], present: Sequence[bool]) -> None:
-        """Set every parameter's ``.grad`` from the result buckets (flat, fp32, one per bucket, as the layout says).
+        """Set every parameter's ``.grad`` from the result buckets (flat, fp32, one per bucket, as the layout says)."""
+        self.expect(results, present)
+        self.fulfil()
+
+    def expect(self, results: Sequence[Tensor], present: Sequence[bool]) -> None:
+        """Do all of ``assign`` that can be done before the results are there.
 
         fp32 gradients are views of ``results``; others are cast into buffers that live as long as the store.
         ``present[i]`` False (no shard had a gradient for parameter ``i``): None, as plain PyTorch would have it.
@@ -221,10 +226,18 @@ class GradientStore:
         same = len(self._results) == len(results) and all(map(_is, self._results, results))
         if not same:
             self._prepare(list(results))
-        if self._casts[0]:
-            torch._foreach_copy_(*self._casts)
         for parameter, grad, there in zip(self.parameters, self._grads, present, strict=True):
             parameter.grad = grad if there else None
+
+    def fulfil(self) -> None:
+        """The results are there."""
+        if self._casts[0]:
+            torch._foreach_copy_(*self._casts)
+
+    def withdraw(self) -> None:
+        """The results did not come: no ``.grad`` is left that promises them."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def release(self) -> None:
         """Remove the hooks. The store cannot be used any more."""

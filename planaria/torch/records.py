@@ -7,6 +7,7 @@ version, a stale or torn buffer) a :class:`ProtocolError` rather than a wrong nu
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,11 +66,15 @@ def unpack_presence(bitmap: bytes, parameters: int) -> list[bool]:
     return [bool(bits >> index & 1) for index in range(parameters)]
 
 
-def union_presence(records: Iterable[ShardRecord], parameters: int) -> list[bool]:
+def union_presence(records: Iterable[ShardRecord], parameters: int) -> tuple[bool, ...]:
     """For every parameter: did any of the shards give it a gradient?"""
-    bitmaps = {record.presence for record in records}  # as a rule all are equal: one
+    return _union(frozenset(record.presence for record in records), parameters)
+
+
+@functools.lru_cache(maxsize=8)  # as a rule all bitmaps are equal, in all steps
+def _union(bitmaps: frozenset[bytes], parameters: int) -> tuple[bool, ...]:
     flags = [unpack_presence(bitmap, parameters) for bitmap in bitmaps]
-    return [any(column) for column in zip(*flags, strict=True)] if flags else [False] * parameters
+    return tuple(any(column) for column in zip(*flags, strict=True)) if flags else (False,) * parameters
 
 
 # --- the tail of a step ---------------------------------------------------------------------------------------

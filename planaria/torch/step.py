@@ -82,5 +82,7 @@ class Step:
 
     def record(self, **values: Any) -> None:
         """Note scalars of the current shard (numbers or one-element tensors), averaged over the batches of the shard
-        and then over all shards into ``metrics``. ``loss`` is shown by ``planaria status`` and the live view."""
+        and then over all shards into ``metrics``. ``loss`` is shown by ``planaria status`` and the live view.
+
+        On a GPU what is recorded before ``backward`` is on the host, and at the peers, while that still runs."""
         self._worker.record(values)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +24,7 @@ from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, Us
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.layout import Layout
-from planaria.exchange.tree_exchange import ExchangeResult, TreeExchange
+from planaria.exchange.tree_exchange import Announcement, TreeExchange
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
 from planaria.torch.checkpoints import Checkpoints
@@ -45,15 +45,24 @@ from planaria.torch.records import (
     unpack_presence,
 )
 from planaria.torch.rounds import Note
+from planaria.torch.scalars import METRICS, check_names, recorded
 from planaria.torch.session import Bereaved, Session
 from planaria.torch.state import ProtectedState, combined, tensor_specs
 from planaria.torch.unwinding import Pipelines, unwind
 
-# Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
-METRICS = 8
 # Weight of the newest shard time in the running mean: follows a change of speed within a few steps, and a single
 # slow shard (a page fault, a neighbour's burst) does not reassign work.
 SMOOTHING = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanged:
+    """What an exchange brought, beside the gradients."""
+
+    words: list[ControlWord]
+    records: list[ShardRecord]
+    means: dict[str, float]
+    finite: bool = True
 
 
 class Worker:
@@ -316,21 +325,13 @@ class Worker:
 
     def record(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            # Not turned into a number yet: what a GPU still computes would be waited for.
-            self._recorded.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+            self._recorded.setdefault(name, []).append(recorded(value))
 
     def _check_metrics(self) -> None:
         if not self.metric_names:
             self._facts["metrics"] = sorted(self._recorded)
             self.state.mark_only("planaria")  # whoever heals in this very step may compute nothing of it
-        if tuple(sorted(self._recorded)) != self.metric_names:
-            raise UsageError(
-                f"{self.settings.where}, step {self.step}: step.record got {sorted(self._recorded)} in this shard but "
-                f"{list(self.metric_names)} before; record the same names for every batch"
-            )
-        if len(self.metric_names) > METRICS:
-            names = len(self.metric_names)
-            raise UsageError(f"{self.settings.where}: at most {METRICS} metrics can be recorded, not {names}")
+        check_names(sorted(self._recorded), list(self.metric_names), f"{self.settings.where}, step {self.step}")
 
     def _complete_records(self) -> list[ShardRecord]:
         """The records of all shards held, with their metrics as numbers."""
@@ -368,30 +369,38 @@ class Worker:
     def _reduce(self, work: core.Exchange) -> bool:
         """Finish the step's exchange; True if its gradients are final on all ranks of the group."""
         self.session.show(Phase.EXCHANGING)
-        results: list[ExchangeResult] = []
-        ok = self.session.attempt(work.quorum, "exchange", lambda: results.append(self._exchange_all(work)))
-        words, records = self._open(results[0], work) if ok else ([], [])
-        means = dict(zip(self.metric_names, mean_metrics(records), strict=False))
-        finite = not ok or results[0].finite
-        outcome = self.session.agree(Note(ok=ok, finite=finite, seconds=self._mean_seconds, metrics=means))
+        final = False
+        try:
+            final = self._finish(work)
+        finally:
+            if not final:
+                self._store.withdraw()
+        return final
+
+    def _finish(self, work: core.Exchange) -> bool:
+        found: list[_Exchanged] = []
+        ok = self.session.attempt(work.quorum, "exchange", lambda: found.append(self._exchange_all(work)))
+        # From here on a device stands still: whatever can be done before is done in _prepare.
+        told = found[0] if ok else _Exchanged([], [], {})
+        note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means)
+        outcome = self.session.agree(note)
         if not outcome.ok:
             self._abandon()
             return False
         if not outcome.finite:
-            self._stop_on_nonfinite(work, records)
+            self._stop_on_nonfinite(work, told.records)
         if not self._allow_unused:
-            check_presence(records, self._store.names, f"job {self.settings.job}, step {self.step}")
-        self._present, self.groups = len(records), self._partners
-        self._store.assign(results[0].buckets, union_presence(records, len(self.named)))
+            check_presence(told.records, self._store.names, f"job {self.settings.job}, step {self.step}")
+        self._store.fulfil()
+        self._present, self.groups = len(told.records), self._partners
         self.metrics = outcome.metrics
         self.seconds_per_shard = outcome.seconds
         if self._data is not None:
-            self._data.commit(cursors(records))
+            self._data.commit(cursors(told.records))
         self._begun = None
-        self.session.stepper.exchanged(work.quorum, words)
-        self._show_speed(words)
+        self.session.stepper.exchanged(work.quorum, told.words)
+        self._show_speed(told.words)
         self.session.show(Phase.APPLYING)
-        seeding.seed_apply(self.settings.seed, work.step)
         return True
 
     def _show_speed(self, words: list[ControlWord]) -> None:
@@ -402,7 +411,7 @@ class Worker:
         others = [word.seconds_per_shard for rank, word in enumerate(words) if rank != own]
         self.session.page.speed(self._mean_seconds, slowness(words[own].seconds_per_shard, others))
 
-    def _exchange_all(self, work: core.Exchange) -> ExchangeResult:
+    def _exchange_all(self, work: core.Exchange) -> _Exchanged:
         if self._begun != work:
             exchange = self._begin(work)
             if exchange is None:
@@ -414,15 +423,25 @@ class Worker:
         # The same word at every rank of the group: the steppers are alike and the speed is the group's.
         word = self.session.stepper.word(self.seconds_per_shard)
         exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes))
-        return exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
+        announced = exchange.announced(lambda: self.session.stopped_waiting(work.quorum))
+        told = self._prepare(announced, work)
+        result = exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
+        return replace(told, finite=result.finite)
+
+    def _prepare(self, announced: Announcement, work: core.Exchange) -> _Exchanged:
+        """What can be done while the device still works, and does not matter if its results never come."""
+        words, records = self._open(announced.tails, work)
+        self._store.expect(announced.buckets, union_presence(records, len(self.named)))
+        seeding.seed_apply(self.settings.seed, work.step)
+        return _Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)))
 
     def _abandon(self) -> None:
         # Peers that have not heard yet may go on reading what was handed out: later sums go to fresh buffers.
         self._store.freeze()
         self._begun = None
 
-    def _open(self, result: ExchangeResult, work: core.Exchange) -> tuple[list[ControlWord], list[ShardRecord]]:
-        opened = [decode_tail(tail) for tail in result.tails]
+    def _open(self, tails: list[bytes], work: core.Exchange) -> tuple[list[ControlWord], list[ShardRecord]]:
+        opened = [decode_tail(tail) for tail in tails]
         words = [word for word, _ in opened]
         if any(word.step != self.step for word in words):
             steps = [word.step for word in words]

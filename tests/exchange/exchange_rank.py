@@ -7,6 +7,7 @@ that of a real rank does. Every command is a function below; what it returns goe
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from torch import Tensor
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import Node, children, root
 from planaria.exchange import device_healing, healing
+from planaria.exchange.checksum import Checksum
 from planaria.exchange.communicator import Communicator, Communicators, Transfer
 from planaria.exchange.healing import receive, serve
 from planaria.exchange.layout import Layout
@@ -123,7 +125,7 @@ def expected(seed: int, shards: int, numels: tuple[int, ...]) -> list[Tensor]:
     return [sums(root(shards), seed, n) / shards for n in layout.buckets]
 
 
-true_checksums = healing._checksum, device_healing.checksum
+true_checksums = healing._checksum, Checksum.of
 
 SMALL = {"bucket_bytes": 4096, "first_bucket_bytes": 512}
 
@@ -204,8 +206,10 @@ def exchange(
     poison: int | None = None,
     steps: int = 1,
     withhold: bool = False,
+    late: bool = False,
 ) -> dict[str, Any]:
-    """Some steps of exchange. ``withhold``: say how far it got through the pipe and submit only half of the buckets."""
+    """Some steps of exchange. ``withhold``: submit only half of the buckets. ``late``: the device has not computed yet
+    what is submitted."""
     layout = Layout(numels, **SMALL)
     communicator = rank.communicator(quorum_id)
     key = (quorum_id, layout.buckets)
@@ -221,10 +225,17 @@ def exchange(
         for bucket in buckets if order == "forward" else reversed(buckets):
             if withhold and bucket >= len(buckets) // 2:
                 rank.bell.wait(lambda: False, lambda: rank.news)
-            made.submit(bucket, parts[bucket])
+            given = parts[bucket]
+            if late:
+                torch.cuda._sleep(20_000_000)  # cycles: some 10 ms
+                given = [part.clone() for part in given]
+            made.submit(bucket, given)
         made.submit_tail(b"tail of " + bytes([communicator.rank]) * communicator.rank)
         try:
+            announced = made.announced(lambda: rank.news)
             result = made.finish(lambda: rank.news)
+            assert announced.tails == result.tails
+            assert all(map(operator.is_, announced.buckets, result.buckets)), "the result is not where it was said"
         finally:
             after = digest([part for bucket in parts for part in bucket])
             assert before == after, "the parts were written"
@@ -269,11 +280,11 @@ def serve_state(
     tensors = state(seed, scale, rank.device)
     if corrupt:  # stands for a bit that flips on the way: the checksum is that of other bytes
         healing._checksum = lambda block: xxhash.xxh3_64_intdigest(memoryview(block.numpy())) ^ 1
-        device_healing.checksum = lambda block: true_checksums[1](block) ^ 1
+        Checksum.of = lambda self, block: true_checksums[1](self, block) ^ 1  # type: ignore[method-assign]
     try:
         _serve(rank, quorum_id, sources, healers, tensors, manifest or described(tensors))
     finally:
-        healing._checksum, device_healing.checksum = true_checksums
+        healing._checksum, Checksum.of = true_checksums  # type: ignore[method-assign]
 
 
 def _serve(

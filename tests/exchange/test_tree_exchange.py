@@ -115,8 +115,22 @@ def test_buckets_may_be_submitted_in_any_order(cluster: Any) -> None:
     assert {rank.answer()["digest"] for rank in ranks} == {digest(expected(4, 3, NUMELS))}
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_device_may_compute_what_was_submitted_later(cluster: Any, members: int) -> None:
+    if cluster.kind == "cpu":
+        pytest.skip("needs GPUs")
+    ranks = cluster.take(members)
+    quorum_id = cluster.form(ranks)
+    nodes = nodes_of([shard % members for shard in range(3)], members)
+    arguments = {"quorum_id": quorum_id, "numels": NUMELS, "nodes": nodes, "shards": 3, "steps": 3}
+    for seed, rank in enumerate(ranks):
+        rank.tell("exchange", seed=4, late=seed == 0, **arguments)  # one of them, so that others wait
+    assert {rank.answer()["digest"] for rank in ranks} == {digest(expected(6, 3, NUMELS))}
+
+
 @pytest.mark.parametrize("reduction", ["tree", "fast"])
-@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("members", [1, 2, 3])
 def test_one_infinite_element_anywhere_is_seen_by_all(cluster: Any, members: int, reduction: str) -> None:
     ranks = cluster.take(members)
     quorum_id = cluster.form(ranks)

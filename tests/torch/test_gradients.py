@@ -411,6 +411,23 @@ def test_results_are_views_and_made_once() -> None:
     assert model.first.weight.grad.untyped_storage().data_ptr() in {other.data_ptr() for other in others}
 
 
+def test_gradients_that_are_promised_come_or_are_taken_back() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, dtype=torch.float64))
+    names = list(model.named_parameters())
+    store = GradientStore(names, 1, Layout([p.numel() for _, p in names]))
+    results = [torch.zeros(numel) for numel in store.bucket_numels]
+    store.expect(results, [True] * 4)
+    for number, result in enumerate(results):
+        result.fill_(number + 1)  # they arrive
+    store.fulfil()
+    got = {float(p.grad.min()) for p in model.parameters() if p.grad is not None}
+    assert got == {number + 1.0 for number in range(len(results))}
+    assert all(p.grad is not None and p.grad.dtype == p.dtype for p in model.parameters())
+    store.expect(results, [True] * 4)
+    store.withdraw()
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_no_gradient_where_no_shard_had_one() -> None:
     model = net()
     store = store_of(model, 1)

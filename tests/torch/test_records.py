@@ -135,8 +135,8 @@ def test_presence_of_another_model() -> None:
 
 def test_a_parameter_is_present_if_any_shard_had_its_gradient() -> None:
     records = [ShardRecord(0, pack_presence([1, 0, 0])), ShardRecord(1, pack_presence([0, 0, 1]))]
-    assert union_presence(records, 3) == [True, False, True]
-    assert union_presence([], 3) == [False] * 3
+    assert union_presence(records, 3) == (True, False, True)
+    assert union_presence([], 3) == (False,) * 3
 
 
 # --- metrics --------------------------------------------------------------------------------------------------
