@@ -29,6 +29,7 @@ _STYLES = {
     "applying": "green",
     "forming": "yellow",
     "healing": "cyan",
+    "loading": "cyan",
     "starting": "dim",
     "parked": "dim",
     "finished": "blue",

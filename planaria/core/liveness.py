@@ -108,6 +108,10 @@ APPLYING = Rule(floor=60.0, factor=5.0, ceiling=GENEROUS, unseen=GENEROUS)
 # Later starts find caches warm or cold. Nobody waits for a group that starts, so there is no hurry.
 STARTING = Rule(floor=60.0, factor=5.0, ceiling=GENEROUS, unseen=GENEROUS)
 
+# Whole states are written and read, perhaps on slow disks, and too seldom to be learnt from; but who hangs there holds
+# up all others.
+LOADING = Rule(floor=GENEROUS, factor=1.0, ceiling=GENEROUS, unseen=GENEROUS)
+
 # In every life the first passes through a phase are unlike the later ones: code is compiled at the first,
 # again at the second batch shape, and caches and memory pools settle by the third. They are judged, and
 # learnt, separately, and only a whole pass teaches: the first beats of the very first come before its
@@ -122,11 +126,12 @@ STOP_POLLS = 2
 # second.
 AGENT_STEP = CONTROL.floor / 4
 
-_RULES = {Phase.COMPUTING: COMPUTING, Phase.APPLYING: APPLYING, Phase.STARTING: STARTING}
+_RULES = {Phase.COMPUTING: COMPUTING, Phase.APPLYING: APPLYING, Phase.STARTING: STARTING, Phase.LOADING: LOADING}
 _DOING = {
     Phase.COMPUTING: "computing a shard",
     Phase.APPLYING: "between two steps (optimizer, logging, evaluation)",
     Phase.STARTING: "starting (imports, model, data)",
+    Phase.LOADING: "saving or loading the state (the script's own functions)",
 }
 # While it starts, a rank imports and loads, which keeps the interpreter lock for long, and nobody waits for
 # it. When it has finished, its threads end before the process does.

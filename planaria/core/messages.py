@@ -85,6 +85,7 @@ class Phase(Enum):
     EXCHANGING = 5
     APPLYING = 6  # between the exchange and the next step: user code runs (optimizer, logging, evaluation)
     FINISHED = 7
+    LOADING = 8  # the script's own save or load runs, for a group that heals (job.register)
 
 
 # --- a rank -> its agent ---------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -177,7 +178,10 @@ class Session:
             self._newest = self._urgent = NO_QUORUM
         self.communicators.rename(order.member)
         self.world.cut()
-        if not self.world.idle and self._phase is not Phase.APPLYING:  # there, user code may wait for anything
+        if not self.world.idle and self._phase not in (
+            Phase.APPLYING,
+            Phase.LOADING,
+        ):  # there, user code may wait for anything
             where = self.settings.where
             text = f"{where}: a collective that lost a rank of the group with its connections does not end"
             still = functools.partial(self._has_not_seen, order)
@@ -465,6 +469,13 @@ class Session:
         self._phase = phase
         if self.page is not None:
             self.page.set_phase(phase, shard)
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        before = self._phase
+        self.show(phase)
+        yield
+        self.show(before)
 
     def close(self) -> None:
         """Give the communicators up. The control thread stays: it ends the process if the agent dies."""

@@ -78,6 +78,7 @@ class Worker:
         self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
         self.groups: tuple[int, ...] = ()  # that took part in this step's exchange; none before it is complete
+        self._moving = Phase.HEALING if state.registered is None else Phase.LOADING  # while state is taken or put
         self._facts = facts
         self.seconds_per_shard = 0.0  # of the group
         self._mean_seconds = 0.0  # of this rank
@@ -180,7 +181,8 @@ class Worker:
         """The user's code has applied the step."""
         if self._healed is not None:
             # Healed inside the body: whatever its code did, before (for another step) or since, must not stand.
-            self.state.restore(*self._healed)
+            with self.session.during(self._moving):
+                self.state.restore(*self._healed)
             self._healed = None
             return
         stepper = self.session.stepper
@@ -497,7 +499,8 @@ class Worker:
         if not order.receive:
             if communicator.rank not in sources:
                 return lambda: None
-            manifest, tensors = self.state.capture(marked=self._inside)
+            with self.session.during(self._moving):
+                manifest, tensors = self.state.capture(marked=self._inside)
             healing.serve(communicator, tensors, manifest, sources, order.healers)
             return lambda: None
         pending = healing.receive(communicator, sources, order.healers)
@@ -507,7 +510,8 @@ class Worker:
 
         def put() -> None:
             if not (self._inside and registered):  # not beneath code of the script that will not go on anyway
-                self.state.restore(healed.manifest, tensors)
+                with self.session.during(self._moving):
+                    self.state.restore(healed.manifest, tensors)
             if self._inside:
                 self._healed = (healed.manifest, tensors)
             self._store_step = -1

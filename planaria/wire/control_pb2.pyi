@@ -23,6 +23,7 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_EXCHANGING: _ClassVar[Phase]
     PHASE_APPLYING: _ClassVar[Phase]
     PHASE_FINISHED: _ClassVar[Phase]
+    PHASE_LOADING: _ClassVar[Phase]
 POLICY_UNSPECIFIED: Policy
 POLICY_REDISTRIBUTE: Policy
 POLICY_SHRINK: Policy
@@ -35,6 +36,7 @@ PHASE_COMPUTING: Phase
 PHASE_EXCHANGING: Phase
 PHASE_APPLYING: Phase
 PHASE_FINISHED: Phase
+PHASE_LOADING: Phase
 
 class AgentFrame(_message.Message):
     __slots__ = ("report",)

@@ -237,6 +237,17 @@ def test_a_first_evaluation_of_half_a_minute_is_fine() -> None:
     assert rank.run(APPLYING.factor * APPLYING.floor / 2 - 5.0) is None
 
 
+def test_a_load_may_take_ten_minutes_whatever_the_others_took_and_no_longer() -> None:
+    rank = trained()
+    for _ in range(10):
+        rank.enter(Phase.LOADING)
+        assert rank.run(1.0) is None
+        rank.enter(Phase.HEALING)
+    rank.enter(Phase.LOADING)
+    assert rank.run(GENEROUS - 1.0) is None
+    assert "no progress while saving or loading the state" in (rank.run(2.0) or "")
+
+
 @pytest.mark.parametrize("phase", WAITING)
 def test_waiting_for_others_is_nobodys_fault(phase: Phase) -> None:
     rank = trained()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from planaria.core.messages import Phase
 from tests.e2e.harness import Run
 from tests.e2e.test_lost_ranks_e2e import pids
 from tests.e2e.test_standbys_e2e import warm
@@ -61,6 +62,16 @@ def test_a_load_that_fails_ends_its_group_and_no_other(tmp_path: Path, unhurt: C
         )
         assert refused["data"]["exit_code"] == 2, run.log()
         assert "load, registered with job.register, failed: KeyError: 'optimizer.0'" in refused["text"], run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("state")}, run.log()
+
+
+def test_whoever_loads_is_seen_to_do_so(tmp_path: Path, unhurt: Callable[..., str]) -> None:
+    """A load that hangs holds up everybody, and no peer is to blame: see core.liveness."""
+    with start(tmp_path / "run", "state", "--pause", "0.01", "--odd", "wait") as run:
+        run.step(5)
+        run.signal(1)
+        run.phase(1, 1, Phase.LOADING)
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt("state")}, run.log()
 

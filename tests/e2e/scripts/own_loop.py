@@ -87,6 +87,8 @@ class Watched(Trainer):
     def load_state_dict(self, state):
         if self.odd == "load":
             raise KeyError("optimizer.0")
+        while self.odd == "wait" and not args.hold.exists():
+            time.sleep(0.01)
         super().load_state_dict(state)
         note(f"load {self.step}")
 
