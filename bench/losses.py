@@ -114,6 +114,8 @@ class Bench:
             return lives if renewed and complete and len(lives) == self.groups else None
 
         lives = self.until(whole, "recovery")
+        seen = time.monotonic_ns()
+        self.until(lambda: all(x.commits[-1].at_ns > seen for x in lives), "commits of all groups together")
         if not hurt:
             self.until(lambda: all(sum(c.at_ns > at for c in x.commits) >= SETTLE for x in lives), "steps")
         returns = [_return(x, before[x.member.group], at) for x in lives if x.member.group in hurt]
