@@ -70,7 +70,7 @@ class Engine(ABC):
         """Begin to receive the tails: where all members' will be, in rank order, and the transfers."""
         tag, what = step.first_tag + TAIL_TAG, "exchanging control words"
         length = TAIL.size + step.plan.tail_bytes
-        tails = [torch.empty(length, dtype=torch.uint8) for _ in range(self._communicator.size)]
+        tails = [torch.empty(length, dtype=torch.uint8, device="cpu") for _ in range(self._communicator.size)]
         return tails, [self._communicator.receive(tails[peer], peer, tag, what) for peer in self._communicator.peers]
 
     def _send_tail(self, step: Round, finite: bool, tails: list[Tensor]) -> list[Transfer]:
