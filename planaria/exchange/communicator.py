@@ -206,13 +206,14 @@ class Communicator:
         """The same inside a job; uses two tags."""
         peers = self.peers
         length = as_tensor(struct.pack("<q", len(payload)))
-        lengths = {peer: torch.empty(8, dtype=torch.uint8) for peer in peers}
+        lengths = {peer: torch.empty(8, dtype=torch.uint8, device="cpu") for peer in peers}
         arrivals = [self.receive(lengths[peer], peer, first_tag, "gathering") for peer in peers]
         sent = [self.send(length, peer, first_tag, "gathering") for peer in peers]
         for each in arrivals:
             each.wait()
         bodies = {
-            peer: torch.empty(struct.unpack("<q", as_bytes(lengths[peer]))[0], dtype=torch.uint8) for peer in peers
+            peer: torch.empty(struct.unpack("<q", as_bytes(lengths[peer]))[0], dtype=torch.uint8, device="cpu")
+            for peer in peers
         }
         body = as_tensor(payload)
         arrivals = [self.receive(bodies[peer], peer, first_tag + 1, "gathering") for peer in peers]

@@ -53,7 +53,7 @@ class DeviceLink:
         """Connect to all peers. ``gather`` hands all members' bytes to all."""
         mine = unique_id() if self.rank == 0 else bytes(UNIQUE_ID_BYTES)
         unique = gather(mine)[0]
-        words = torch.zeros(self.size + 1, device=self.device)  # for all and from each
+        words = torch.zeros(self.size + 1, dtype=torch.float32, device=self.device)  # for all and from each
         self.wait(self.work.record_event())
 
         def greet(nccl: Nccl) -> None:
@@ -100,7 +100,8 @@ def load_kernels(device: torch.device) -> None:
     with _loading:
         if device in _loaded:
             return
-        some, out, probes = (torch.zeros(size, device=device) for size in ((3, 999), (999,), (2,)))
+        sizes = ((3, 999), (999,), (2,))
+        some, out, probes = (torch.zeros(size, dtype=torch.float32, device=device) for size in sizes)
         for number in (2, 3):
             divisor = Divisor(number, device)
             fold_on_device(list(some), ((1, 2), (0, 1)), divisor, out, (), lambda _: torch.empty_like(out), probes[0])

@@ -70,7 +70,7 @@ class Divisor:
     def __init__(self, number: int, device: torch.device) -> None:
         self._number = number
         # By a number of Python, CUDA kernels would multiply with its reciprocal, which may be off by one bit.
-        self._there = torch.tensor(float(number), device=device) if number & (number - 1) else None
+        self._there = torch.tensor(float(number), dtype=torch.float32, device=device) if number & (number - 1) else None
 
     def divide(self, tensor: Tensor) -> None:
         if self._there is None:

@@ -121,7 +121,7 @@ def serve(
     there = tuple(map(_on_device, tensors))
     contents = _Contents(tuple(each.numel() for each in flat), there, manifest)
     start, stop = contents.span(False).stripe(index, len(sources))
-    stripe = torch.empty(stop - start, dtype=torch.uint8)
+    stripe = torch.empty(stop - start, dtype=torch.uint8, device="cpu")
     _copy_stripe(_of_kind(False, flat, there), contents.span(False), start, stripe)
     sending, enqueued = None, communicator.pending(what)
     if any(there):
@@ -186,7 +186,7 @@ def _flat_bytes(tensor: Tensor, device: torch.device) -> Tensor:
             f"not from {tuple(tensor.shape)} on {tensor.device}"
         )
     if tensor.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8)  # a view of nothing would keep the strides of something
+        return torch.empty(0, dtype=torch.uint8, device="cpu")  # a view of nothing would keep the strides of something
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
@@ -244,7 +244,7 @@ def _receive(communicator: Communicator, sources: Sequence[int], user: torch.cud
     what = "receiving a state"
     contents = _Contents.unpack(_receive_description(communicator, sources))
     there = contents.span(True)
-    receiving, device_staging = None, torch.empty(0, dtype=torch.uint8)
+    receiving, device_staging = None, torch.empty(0, dtype=torch.uint8, device="cpu")
     if there.total:
         if communicator.shelf is None or user is None:
             raise CommunicatorError(f"rank {sources[0]} serves a state on a device, and this rank has none")
@@ -267,11 +267,11 @@ def _receive(communicator: Communicator, sources: Sequence[int], user: torch.cud
 
 def _receive_host(communicator: Communicator, sources: Sequence[int], span: _Range) -> Tensor:
     what = "receiving a state"
-    staging = torch.empty(span.total, dtype=torch.uint8)
+    staging = torch.empty(span.total, dtype=torch.uint8, device="cpu")
     arrivals: list[_Arrival] = []
     for index, source in enumerate(sources):
         for number, (low, high) in enumerate(_blocks(*span.stripe(index, len(sources)))):
-            block, check = staging[low:high], torch.empty(CHECK.size, dtype=torch.uint8)
+            block, check = staging[low:high], torch.empty(CHECK.size, dtype=torch.uint8, device="cpu")
             tag = BLOCK_TAGS + 2 * number
             transfers = (
                 communicator.receive(block, source, tag, what),
@@ -289,7 +289,7 @@ def _receive_host(communicator: Communicator, sources: Sequence[int], span: _Ran
 def _receive_description(communicator: Communicator, sources: Sequence[int]) -> bytes:
     """The first source's description, once all sources have shown that theirs is the same."""
     what = "receiving a state"
-    raw = {source: torch.empty(HEADER.size, dtype=torch.uint8) for source in sources}
+    raw = {source: torch.empty(HEADER.size, dtype=torch.uint8, device="cpu") for source in sources}
     for transfer in [communicator.receive(raw[source], source, HEADER_TAG, what) for source in sources]:
         transfer.wait()
     headers = {source: as_bytes(each) for source, each in raw.items()}
@@ -301,7 +301,7 @@ def _receive_description(communicator: Communicator, sources: Sequence[int]) -> 
             "sizes or manifests differ"
         )
     _, length, digest = HEADER.unpack(first)
-    body = torch.empty(length, dtype=torch.uint8)
+    body = torch.empty(length, dtype=torch.uint8, device="cpu")
     communicator.receive(body, sources[0], DESCRIPTION_TAG, what).wait()
     description = as_bytes(body)
     if xxhash.xxh3_64_intdigest(description) != digest:

@@ -59,7 +59,7 @@ class HostEngine(Engine):
             self._transfers.clear()
         self._agree(step)
         if not self._results:
-            self._results = [torch.zeros(numel) for numel in self._layout.buckets]
+            self._results = [torch.zeros(numel, dtype=torch.float32, device="cpu") for numel in self._layout.buckets]
         while True:
             if len(self._flights) < self._window and self._can_launch(step):
                 self._launch(step)
@@ -78,7 +78,8 @@ class HostEngine(Engine):
             return parts
         total = self._sums.get(bucket)
         if total is None:
-            total = self._sums[bucket] = torch.empty(self._layout.buckets[bucket])
+            numel = self._layout.buckets[bucket]
+            total = self._sums[bucket] = torch.empty(numel, dtype=torch.float32, device="cpu")
         return (total,)
 
     def _launch(self, step: Round) -> None:
@@ -123,7 +124,8 @@ class HostEngine(Engine):
         if found is None:
             size = self._communicator.size
             shares = (piece.share(self._communicator.rank, size) for piece in self._pieces)
-            found = torch.empty(max((share.stop - share.start for share in shares), default=0))
+            numel = max((share.stop - share.start for share in shares), default=0)
+            found = torch.empty(numel, dtype=torch.float32, device="cpu")
             self._scratch[slot, position] = found
         return found
 

@@ -228,7 +228,7 @@ class CheckpointReader(StorageReader):
         (chunk,) = (chunk for chunk in meta.chunks if chunk.offsets == index.offset)
         target = planner.resolve_tensor(items[0])
         straight = len(items) == 1 and target.shape == chunk.sizes and target.is_contiguous()
-        read = target if straight else torch.empty(chunk.sizes, dtype=meta.properties.dtype)
+        read = target if straight else torch.empty(chunk.sizes, dtype=meta.properties.dtype, device="cpu")
         self._fill(memory_of(read), index)
         if not straight:
             for item in items:

@@ -306,7 +306,7 @@ class Checkpoints:
         pieces: dict[str, Piece] = {}
         for index, (name, key, theirs) in enumerate(tensors):
             key, spec, box = wanted(checkpoint, name, key, theirs, models.get(index), self._world)
-            wires.append(torch.empty(spec.wire_shape, dtype=spec.dtype))
+            wires.append(torch.empty(spec.wire_shape, dtype=spec.dtype, device="cpu"))
             specs.append(spec)
             pieces[key] = Piece(spec.view(wires[-1]), *box)
         try:

@@ -28,7 +28,11 @@ def clip_grad_norm_(
     everything = list(parameters)
     gradients = [p.grad for p in everything if p.grad is not None]
     # A stage may be without gradients, but not without its part in the collectives.
-    total = _total_norm(gradients, norm_type) if gradients else torch.zeros((), device=everything[0].device)
+    total = (
+        _total_norm(gradients, norm_type)
+        if gradients
+        else torch.zeros((), dtype=torch.float32, device=everything[0].device)
+    )
     if stages is not None and stages.size() > 1:
         total = _over(total, norm_type, stages.get_group())
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # torch's own guard against a norm of nothing
@@ -49,7 +53,9 @@ def _total_norm(gradients: list[Tensor], norm_type: float) -> Tensor:
     parts = []
     for groups, of in totals.items():
         # A rank may hold nothing of these gradients, but it has its part in the collectives.
-        every = [norm.to(of[0].device) for norm in of] or [torch.zeros((), device=gradients[0].device)]
+        every = [norm.to(of[0].device) for norm in of] or [
+            torch.zeros((), dtype=torch.float32, device=gradients[0].device)
+        ]
         part = torch.linalg.vector_norm(torch.stack(every), norm_type)
         for group in groups:
             part = _over(part, norm_type, group)

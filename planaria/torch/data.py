@@ -146,7 +146,7 @@ class ShardedDataset:
 
     def _draw(self, epoch: int) -> Tensor:
         if not self.shuffle:
-            return torch.arange(len(self.dataset))
+            return torch.arange(len(self.dataset), device="cpu")
         # A generator on the CPU whatever torch.set_default_device says: the order must not depend on the device.
         generator = torch.Generator("cpu").manual_seed(epoch_seed(self._seed, epoch))
         return torch.randperm(len(self.dataset), generator=generator, device="cpu")

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -39,6 +40,10 @@ from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
 from planaria.torch.unwinding import Pipelines, unwind
 from planaria.torch.world import GroupWorld
+
+# Of a process that has done nothing yet: the fork server imports this before it forks any.
+_FRESH = (torch.get_default_dtype(), torch.get_float32_matmul_precision())
+_FRESH_GENERATORS = (torch.get_rng_state(), torch.initial_seed())
 
 
 class Rehearsal:
@@ -158,3 +163,13 @@ def _forget(world: GroupWorld) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     ingroup.forget()
+    # A script that begins again must draw and make what one draws and makes that begins.
+    dtype, precision = _FRESH
+    state, seed = _FRESH_GENERATORS
+    torch.set_rng_state(state)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None)
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(False)

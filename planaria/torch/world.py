@@ -140,7 +140,7 @@ class GroupWorld:
 
     def _gather(self, payload: bytes, size: int) -> Sequence[bytes]:
         mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        everybody = [torch.empty(size, dtype=torch.uint8) for _ in range(self.size)]
+        everybody = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
         dist.all_gather(everybody, mine, group=self._rounds)
         return [_bytes(each) for each in everybody]
 

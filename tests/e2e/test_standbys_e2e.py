@@ -125,7 +125,7 @@ def test_ranks_move(tmp_path: Path, unhurt: Callable[[str], str], layout: str, m
 
 
 def test_groups_of_one(tmp_path: Path) -> None:
-    with Run(tmp_path / "run", groups=2, options=ONE) as run:
+    with Run(tmp_path / "run", "--odd", "early", groups=2, options=ONE) as run:
         standby = warm(run, 1)
         run.signal(1)
         assert pids(run, 1, 1, 1) == {0: standby}, run.log()
@@ -133,8 +133,12 @@ def test_groups_of_one(tmp_path: Path) -> None:
         assert run.operate("migrate", "0").returncode == 0
         assert pids(run, 0, 1, 1) == {0: standby}, run.log()
         assert run.end() == 0, run.log()
-        assert run.digests() == {alone(tmp_path / "alone")}, run.log()
+        assert run.digests() == {alone(tmp_path / "alone", "--odd", "early")}, run.log()
         assert len(run.events("recovered")) == 1 and len(run.events("exit")) == 4
+        # What they draw before anything is seeded, and make by default, is alike in those that begin again.
+        logs = [*run.directory.glob("rg*/i*/stdout.log"), *run.directory.glob("standbys/*/stdout.log")]
+        lines = [line for log in logs for line in log.read_text().splitlines() if line.startswith("early")]
+        assert len(lines) == 7 and len(set(lines)) == 1, lines
 
 
 def test_the_only_group_cannot_move_ranks(tmp_path: Path) -> None:

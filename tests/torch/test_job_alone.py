@@ -32,6 +32,29 @@ def parts(shards: int = 4, **more: Any) -> tuple[pt.Job, nn.Module, torch.optim.
     return job, model, optimizer, pt.ShardedDataset(list(POINTS), batch_size=2)
 
 
+def test_what_the_script_makes_by_default_is_its_own_business() -> None:
+    def weights(odd: bool) -> list[torch.Tensor]:
+        job, model, _, data = parts()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        job.protect(model=model, optimizer=optimizer)
+        if odd:
+            torch.set_default_dtype(torch.bfloat16)
+            torch.set_default_device("meta")
+        for step in job.steps(3):
+            for batch in step.batches(data):
+                model(batch).pow(2).mean().backward()
+            job.clip_grad_norm_(0.1)
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    try:
+        odd = weights(True)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, odd, weights(False)))
+
+
 def train(job: pt.Job, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, steps: int) -> list[float]:
     losses = []
     for step in job.steps(steps):

@@ -20,6 +20,8 @@ parser.add_argument("--samples", type=int, default=500)
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
 args = parser.parse_args()
 
+if args.odd == "early":
+    print("early", torch.rand(()), torch.get_default_dtype())  # before anything is seeded
 job = pt.init(shards=6, seed=3)
 odd = args.odd if job.group == 1 else ""
 if odd == "threads":
@@ -52,6 +54,8 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 generator = torch.Generator().manual_seed(0)
 points = torch.randn(args.samples, 16, generator=generator)
 labels = torch.randint(0, 4, (args.samples,), generator=generator)
+if args.odd == "early":
+    torch.set_default_dtype(torch.float64)  # too late for everything above
 data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
 job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(args.steps):
