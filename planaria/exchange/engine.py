@@ -66,20 +66,8 @@ class Engine(ABC):
                 )
             self._agreed = digest
 
-<<<<<<< HEAD
     def _send_tails(self, step: Round, finite: bool) -> tuple[list[Tensor], list[Transfer]]:
         """Begin to exchange the tails: where all members' will be, in rank order, once the transfers are done."""
-=======
-    def _expect_tails(self, step: Round) -> tuple[list[Tensor], list[Transfer]]:
-        """Begin to receive the tails: where all members' will be, in rank order, and the transfers."""
-        tag, what = step.first_tag + TAIL_TAG, "exchanging control words"
-        length = TAIL.size + step.plan.tail_bytes
-        tails = [torch.empty(length, dtype=torch.uint8, device="cpu") for _ in range(self._communicator.size)]
-        return tails, [self._communicator.receive(tails[peer], peer, tag, what) for peer in self._communicator.peers]
-
-    def _send_tail(self, step: Round, finite: bool, tails: list[Tensor]) -> list[Transfer]:
-        """Begin to send this member's tail, and put it among the others."""
->>>>>>> break1
         assert step.tail is not None
         tag, what = step.first_tag + TAIL_TAG, "exchanging control words"
         tail = TAIL.pack(finite, len(step.tail)) + step.tail
