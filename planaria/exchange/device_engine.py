@@ -52,7 +52,9 @@ class DeviceEngine(Engine):
         self._scratch: dict[tuple[int, int], Tensor] = {}  # by (slot, position in the fold)
         self._probes = self._shelf.empty(len(self._pieces))  # of this member's share of each piece
         self._flags = self._shelf.empty(self._link.size)  # of all members: what is finite only if its share is
-        self._told = torch.empty(self._link.size, pin_memory=True)  # the same, written by the device
+        self._told = torch.empty(
+            self._link.size, dtype=torch.float32, device="cpu", pin_memory=True
+        )  # the same, written by the device
         self._divisor = 0, Divisor(1, self._link.device)
         self._step: Round | None = None
         self._results: list[Tensor] = []  # taken from the shelf for the round

@@ -21,7 +21,7 @@ class Scalar:
     __slots__ = ("_copied", "_there")
 
     def __init__(self, value: Tensor) -> None:
-        self._there = torch.empty((), dtype=value.dtype, pin_memory=True)
+        self._there = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
         self._there.copy_(value.detach().reshape(()), non_blocking=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record(torch.cuda.current_stream(value.device))
