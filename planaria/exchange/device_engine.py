@@ -8,9 +8,9 @@ in a device's queue would not hear of the end of the life.
 
 The tails travel by sockets when a member has enqueued everything, while the devices still work: who dies before that
 is noticed, nobody waits for a device that waits for what will never come, and what the tails say is dealt with before
-the result is there. A round is over when the thread knows
-that the device has done it; until then the stream of the caller is given nothing that depends on it. A life that ends
-earlier aborts NCCL's kernels, which leaves anything in the results.
+the result is there. A round is over when the thread knows that the device has done it; until then the stream of the
+caller is given nothing that depends on it. A life that ends earlier aborts NCCL's kernels, which leaves anything in the
+results.
 """
 
 from __future__ import annotations

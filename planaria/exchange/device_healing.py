@@ -35,7 +35,7 @@ def room(shelf: Shelf, length: int) -> Tensor:
     try:
         return shelf.empty(length, torch.uint8)
     except torch.OutOfMemoryError:
-        return torch.empty(length, dtype=torch.uint8)
+        return torch.empty(length, dtype=torch.uint8, device="cpu")
 
 
 class _Steps:
