@@ -90,7 +90,7 @@ class LocalEngine:
         member = Member(group, incarnation)
         if member in self._shared:
             return
-        held = _hold_port() if port is None else None
+        held = hold_port() if port is None else None
         if held is not None:
             port = int(held.getsockname()[1])
         living = {other.group for other in self._shared}
@@ -117,7 +117,7 @@ class LocalEngine:
         whole = len(others) == len(kept) and all(life.pid and not life.dying for life in others.values())
         if port is None and not whole:
             return None
-        held = _hold_port() if port is None else None
+        held = hold_port() if port is None else None
         if held is not None:
             port = int(held.getsockname()[1])
         gpus = self._shares.env(newer.group, {other.group for other in self._shared})
@@ -290,7 +290,7 @@ def _peek(pid: int) -> int:
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _hold_port() -> socket.socket:
+def hold_port() -> socket.socket:
     """A free port, held: a socket that is bound but never listens, and allows others to bind there who allow it too.
 
     So whoever asks the kernel for any port cannot be given this one, and a rank that listens at it (torch's TCPStore,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planaria.core.messages import Member, Publish, Quorum, QuorumId, Ready, Regroup, Report
+from planaria.engines.local import hold_port
 from planaria.wire.codec import report_from_bytes
 from planaria.wire.frames import FrameReader, send_frame
 from planaria.wire.page import ProgressPage
@@ -194,12 +195,13 @@ class PretendAgent:
             assert self._news.wait_for(met, PATIENCE), "\n".join(map(str, self.reports))
 
 
+_ports: list[socket.socket] = []
+
+
 def _world(ranks: int) -> dict[str, str]:
-    """The environment of the ranks of a group, as torchrun has it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    """The environment of the ranks of a group, as torchrun has it. The port stays theirs while this process lives."""
+    _ports.append(hold_port())
+    return {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_ports[-1].getsockname()[1])}
 
 
 @cache
