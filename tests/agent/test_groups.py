@@ -249,9 +249,9 @@ async def test_a_rank_is_replaced_under_the_others(make_engine: MakeEngine) -> N
 def test_a_port_is_held_for_the_ranks_and_for_nobody_else() -> None:
     import socket
 
-    from planaria.engines.local import _hold_port
+    from planaria.engines.local import hold_port
 
-    with _hold_port() as held, socket.socket() as rank, socket.socket() as stranger:
+    with hold_port() as held, socket.socket() as rank, socket.socket() as stranger:
         address = ("127.0.0.1", held.getsockname()[1])
         with pytest.raises(OSError, match="in use"):
             stranger.bind(address)
