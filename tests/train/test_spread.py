@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from planaria.engines.local import hold_port
 from planaria.train.config import load
 from tests.train.harness import PATIENCE, environment
 from tests.train.spreading import CONFIG, steps_of
@@ -63,9 +63,8 @@ def group(directory: Path, ranks: int, cases: list[Any], recompute: str = "none"
     """What each rank saw in each case, by rank."""
     config, listed, out = config_of(directory, recompute), directory / "cases.json", directory / "seen"
     listed.write_text(json.dumps(cases))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    held = hold_port()
+    port = held.getsockname()[1]
     shared = environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     shared["PYTHONPATH"] = os.pathsep.join([str(SCRIPT.parents[3]), shared.get("PYTHONPATH", "")])
     command = [sys.executable, str(SCRIPT), str(config), str(listed), str(out)]
@@ -73,6 +72,7 @@ def group(directory: Path, ranks: int, cases: list[Any], recompute: str = "none"
     try:
         assert [process.wait(PATIENCE) for process in processes] == [0] * ranks
     finally:
+        held.close()
         for process in processes:
             process.kill()
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(ranks)]
