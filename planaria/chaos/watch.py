@@ -115,11 +115,11 @@ class Watch:
             if agent is None:
                 continue  # without its agent's pid a process cannot be told from a stranger
             self._agents[directory] = agent
-            for path in directory.glob("rg*/i*/progress"):
+            for path in _found(directory, "rg*/i*/progress"):
                 member = _member_of(path.parent)
                 if member is not None and member not in self.lives and (found := _open(path, agent)) is not None:
                     self.lives[member] = Life(member, path.parent, found.page.read(), {0: found})
-            for path in directory.glob("rg*/i*/rank*/progress"):
+            for path in _found(directory, "rg*/i*/rank*/progress"):
                 member, rank = _member_of(path.parent.parent), int(path.parent.name.removeprefix("rank"))
                 life = self.lives.get(member) if member is not None else None
                 if life is not None and rank not in life.processes and (found := _open(path, agent)) is not None:
@@ -171,6 +171,14 @@ class Watch:
     def close(self) -> None:
         for life in self.lives.values():
             life.close()
+
+
+def _found(directory: Path, pattern: str) -> list[Path]:
+    """None if what an earlier run has left there is being moved aside: there is nothing of this one yet."""
+    try:
+        return list(directory.glob(pattern))
+    except FileNotFoundError:
+        return []
 
 
 def _open(path: Path, agent: int) -> Process | None:

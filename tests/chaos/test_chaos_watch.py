@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -28,6 +30,27 @@ def test_incarnations_are_found_as_they_come(cluster: Cluster, watch: Watch) -> 
     assert sorted(watch.lives) == [Member(0, 0), Member(0, 1), Member(1, 0)]
     assert [life.member for life in watch.newest()] == [Member(0, 1), Member(1, 0)]
     assert watch.step == 3 and watch.quorum == ONE
+
+
+def test_what_is_moved_aside_meanwhile_is_not_missed(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"pid": os.getpid()}))
+    watch, aside, over = Watch(tmp_path), tmp_path / "earlier-1", threading.Event()
+
+    def move() -> None:
+        while not over.is_set():
+            (tmp_path / "rg0" / "i0").mkdir(parents=True)
+            (tmp_path / "rg0").rename(aside)
+            shutil.rmtree(aside)
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        for _ in range(3000):
+            watch.poll()
+    finally:
+        over.set()
+        mover.join()
+    assert not watch.lives
 
 
 def test_all_commits_are_kept_though_the_page_keeps_few(tmp_path: Path) -> None:
