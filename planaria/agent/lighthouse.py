@@ -6,12 +6,11 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from planaria.agent.proc import describe, has_ended
+from planaria.agent.proc import describe, has_ended, launch_beside
 from planaria.errors import PlanariaError, UsageError
 
 # One that dies at once again and again must not keep the machine busy; a second is one heartbeat.
@@ -67,24 +66,8 @@ class LighthouseChild:
 
     async def _launch(self, bind: str) -> bool:
         """Start the process; True once it listens, False if it ended before."""
-        told, tell = os.pipe()
-        command = [sys.executable, "-m", _MODULE, str(os.getpid()), bind, str(self._store)]
-        command += [self._http] if self._http else []
-        try:
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    cwd=Path(__file__).resolve().parents[2],
-                    stdin=subprocess.DEVNULL,
-                    stdout=tell,
-                    stderr=log,
-                    start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
-                )
-        except OSError:
-            os.close(told)
-            raise
-        finally:
-            os.close(tell)
+        words = [bind, str(self._store), *([self._http] if self._http else [])]
+        self._process, told = launch_beside(_MODULE, words, self._log)
         line = await _first_line(told)
         if not line:
             return False

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -140,3 +141,26 @@ def end_all_children(keep: Iterable[int] = ()) -> int:
                 os.waitpid(pid, 0)
                 ended += 1
     return ended
+
+
+def launch_beside(module: str, words: Iterable[str], log: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Start ``python -m module`` with this process's pid and ``words`` as arguments. Returns it and the descriptor at
+    which its standard output is read, which is the caller's to close; its standard error is added to ``log``. Raises
+    OSError if it cannot be started."""
+    told, tell = os.pipe()
+    try:
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(os.getpid()), *words],
+                cwd=Path(__file__).resolve().parents[2],  # so that ``-m`` finds the package when it is not installed
+                stdin=subprocess.DEVNULL,
+                stdout=tell,
+                stderr=file,
+                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
+            )
+    except BaseException:
+        os.close(told)
+        raise
+    finally:
+        os.close(tell)
+    return process, told

@@ -11,14 +11,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.agent.proc import describe, has_ended, kill_group
+from planaria.agent.proc import describe, has_ended, kill_group, launch_beside
 from planaria.core.health import Reading, reading_from
 from planaria.core.liveness import STARTING, Rule, Silences
 
@@ -73,23 +72,9 @@ async def _end(process: subprocess.Popen[bytes], in_order: bool) -> None:
 
 
 async def _start(sensor: Sensor, log: Path) -> tuple[subprocess.Popen[bytes], asyncio.StreamReader]:
-    told, tell = os.pipe()
+    words = (str(sensor.every), os.getcwd(), *sensor.words)
+    process, told = launch_beside(_MODULE, words, log)
     reader = asyncio.StreamReader(_LONGEST_LINE)
-    try:
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(os.getpid()), str(sensor.every), os.getcwd(), *sensor.words],
-                cwd=Path(__file__).resolve().parents[2],  # so that ``-m`` finds the package when it is not installed
-                stdin=subprocess.DEVNULL,
-                stdout=tell,
-                stderr=file,
-                start_new_session=True,  # the terminal's Ctrl-C is for the agent alone
-            )
-    except BaseException:
-        os.close(told)
-        raise
-    finally:
-        os.close(tell)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(told, "rb")
     )

@@ -148,12 +148,12 @@ def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
         os.dup2(opened, 1 if stream is sys.stdout else 2)
         os.close(opened)
     if cast.rank != settings.rank or world.size == 1:  # a group of one has no ranks to meet: it starts as any other
-        _forget(world)
+        _forget()
         raise Recast
     return replace(settings, member=cast.member, directory=directory, standby=None)
 
 
-def _forget(world: GroupWorld) -> None:
+def _forget() -> None:
     """Have torch know nothing of the ranks of the group any more."""
     # DTensors' caches keep meshes, which say what this rank was in them, and take equal ones for the same. What the
     # fork server froze is not looked through: it had no meshes.

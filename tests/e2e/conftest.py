@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.harness import alone
+from tests.e2e.layouts import start
 
 
 @pytest.fixture(scope="session")
@@ -21,5 +23,19 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             directory: Path = tmp_path_factory.mktemp("quiet")
             known[kept] = alone(directory, *kept)
         return known[kept]
+
+    return digest
+
+
+@pytest.fixture(scope="session")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The digest of a layout's quiet run: one group. Each is computed once."""
+
+    @cache
+    def digest(layout: str) -> str:
+        with start(tmp_path_factory.mktemp(layout) / "run", layout, groups=1) as run:
+            assert run.end() == 0, run.log()
+            (found,) = run.digests()
+            return found
 
     return digest

@@ -5,35 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Run
+from tests.e2e.layouts import LAYOUTS, start
 
 pytestmark = pytest.mark.e2e
-SCRIPT = Path(__file__).parent / "scripts" / "parallel.py"
-LAYOUTS = {"fsdp": 2, "tp": 2, "pp": 2, "fsdp-tp": 4, "pp-fsdp": 4}
-
-
-def start(directory: Path, layout: str, *words: str, groups: int = 2, more: tuple[str, ...] = ()) -> Run:
-    options = ("--nproc-per-group", str(LAYOUTS[layout]), "--device", "cpu", *more)
-    return Run(directory, layout, *words, groups=groups, options=options, script=SCRIPT)
-
-
-@pytest.fixture(scope="session")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The digest of a layout's quiet run: one group. Each is computed once."""
-
-    @cache
-    def digest(layout: str) -> str:
-        with start(tmp_path_factory.mktemp(layout) / "run", layout, groups=1) as run:
-            assert run.end() == 0, run.log()
-            (found,) = run.digests()
-            return found
-
-    return digest
 
 
 @pytest.mark.parametrize("layout", ["fsdp", "tp", "pp", "fsdp-tp"])

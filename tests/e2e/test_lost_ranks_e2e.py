@@ -6,27 +6,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.harness import Run
-from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, SCRIPT, start
+from tests.e2e.layouts import LAYOUTS, SCRIPT, start
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    @cache
-    def digest(layout: str) -> str:
-        with start(tmp_path_factory.mktemp(layout) / "run", layout, groups=1) as run:
-            assert run.end() == 0, run.log()
-            (found,) = run.digests()
-            return found
-
-    return digest
 
 
 def pids(run: Run, group: int, incarnation: int, ranks: int) -> dict[int, int]:

@@ -6,29 +6,16 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.harness import Run, alone
-from tests.e2e.test_groups_of_ranks_e2e import LAYOUTS, start
+from tests.e2e.layouts import LAYOUTS, start
 from tests.e2e.test_lost_ranks_e2e import pids
 
 pytestmark = pytest.mark.e2e
 ONE = ("--standbys", "1")
-
-
-@pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    @cache
-    def digest(layout: str) -> str:
-        with start(tmp_path_factory.mktemp(layout) / "run", layout, groups=1) as run:
-            assert run.end() == 0, run.log()
-            (found,) = run.digests()
-            return found
-
-    return digest
 
 
 def warm(run: Run, count: int) -> int:
