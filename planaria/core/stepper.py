@@ -357,12 +357,27 @@ class Stepper:
             return Exchange(NO_QUORUM, self.step, ())
         return Exchange(self.target.id, self.step, self._owned)
 
-    def word(self, seconds_per_shard: float) -> ControlWord:
-        """The control word for the exchange that is about to end. What it names is kept until the outcome is known."""
+    def word(self, seconds_per_shard: float, named: QuorumId | None = None) -> ControlWord:
+        """The control word for the exchange that is about to end. What it names is kept until the outcome is known.
+
+        ``named``: the planned quorum whose communicator stands, as this rank alone knows; ``exchanged`` must then be
+        told what came of that. None: what this stepper was told."""
         ready = self.planned is not None and self.planned.id in self._formed
-        self._advertised = self.planned if ready else None
-        planned = NO_QUORUM if self._advertised is None else self._advertised.id
-        return ControlWord(self.step, planned, seconds_per_shard, self._asked_to_stop)
+        self._advertised = self.planned if ready and named is None else None
+        if named is None:
+            named = NO_QUORUM if self._advertised is None else self._advertised.id
+        return ControlWord(self.step, named, seconds_per_shard, self._asked_to_stop)
+
+    def stands(self, quorum: Quorum) -> bool:
+        """Whether this stepper knows that it could switch to the planned ``quorum``."""
+        return quorum.id in self._formed or self.me not in quorum.members
+
+    def advertised(self, id: QuorumId) -> None:
+        """All ranks of the group have named ``id`` in the exchange that has ended, and heard everybody name it: it is
+        kept, whatever is heard now."""
+        if self.planned is not None and self.planned.id == id:
+            self._advertised = self.planned
+            self._formed.add(id)
 
     def exchanged(self, id: QuorumId, words: Sequence[ControlWord]) -> None:
         """The exchange of the current step under ``id`` is complete: the step is committed once the user's code has

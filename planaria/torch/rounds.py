@@ -32,12 +32,16 @@ class Note:
     finite: bool = True  # no gradient was NaN or infinite
     seconds: float = 0.0  # per shard
     metrics: dict[str, float] = field(default_factory=dict)  # means over all shards, of what this rank records
+    named: QuorumId = (
+        NO_QUORUM  # the planned quorum that all members named in the exchange that this rank had a part in
+    )
 
     def encode(self) -> bytes:
         broken = [[*_numbers(id), text[:_LONGEST_TEXT]] for id, text in sorted(self.broken.items())]
         formed = [_numbers(id) for id in sorted(self.formed)]
         flags = [self.stop, self.ok, self.finite]
-        body = json.dumps([_numbers(self.heard), formed, broken, flags, self.seconds, self.metrics]).encode()
+        facts = [_numbers(self.heard), formed, broken, flags, self.seconds, self.metrics, _numbers(self.named)]
+        body = json.dumps(facts).encode()
         if len(body) > NOTE_BYTES:
             raise UsageError(
                 f"the names of the recorded metrics {', '.join(self.metrics)[:200]}… are too long in all; shorten them"
@@ -47,7 +51,7 @@ class Note:
     @staticmethod
     def decode(data: bytes) -> Note:
         try:
-            heard, formed, broken, (stop, ok, finite), seconds, metrics = json.loads(data)
+            heard, formed, broken, (stop, ok, finite), seconds, metrics, named = json.loads(data)
             return Note(
                 QuorumId(*heard),
                 frozenset(QuorumId(*id) for id in formed),
@@ -57,6 +61,7 @@ class Note:
                 finite,
                 seconds,
                 metrics,
+                QuorumId(*named),
             )
         except (ValueError, TypeError) as error:
             raise ProtocolError(f"a rank of this group sent a round that cannot be read: {error}") from None
@@ -83,6 +88,7 @@ def agreed(notes: Sequence[Note]) -> Note:
         all(note.finite for note in notes),
         max(note.seconds for note in notes),  # the group is as slow as its slowest rank
         {name: sum(of) / len(of) for name, of in values.items()},
+        notes[0].named if all(note.named == notes[0].named for note in notes) else NO_QUORUM,
     )
 
 

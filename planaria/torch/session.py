@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -223,7 +224,7 @@ class Session:
             live = {id for id in (*self._formed, *self._broken) if id >= self._urgent or self.stepper.knows(id)}
             formed = frozenset(self._formed & live)
             broken = {id: text for id, text in self._broken.items() if id in live}
-            mine = Note(self._newest, formed, broken, self._stop, note.ok, note.finite, note.seconds, note.metrics)
+            mine = replace(note, heard=self._newest, formed=formed, broken=broken, stop=self._stop)
         target = self.stepper.target
         try:
             outcome = agreed(self.world.round(mine))
@@ -235,6 +236,15 @@ class Session:
             self._do(self.stepper.broken(target.id, "what its group did under it failed at one of its ranks"))
         return outcome
 
+    def ready_for(self) -> QuorumId:
+        """The newest planned quorum, if this rank could switch to it; NO_QUORUM if not. For its control word: all ranks of
+        the group must say the same, but that is seen in the round after the exchange."""
+        with self._lock:
+            heard = self._heard[-1] if self._heard else self.stepper.planned
+            if heard is None or any(quorum.urgent for quorum in self._heard):
+                return NO_QUORUM
+            return heard.id if heard.id in self._formed or self.stepper.stands(heard) else NO_QUORUM
+
     def _take_in(self, outcome: Note) -> None:
         with self._lock:
             taken = [quorum for quorum in self._heard if quorum.id <= outcome.heard]
@@ -245,8 +255,10 @@ class Session:
             self._formed -= set(formed)
             for id, _ in broken:
                 self._broken.pop(id, None)
+        self.stepper.advertised(outcome.named)
         for quorum in taken:
             self._do(self.stepper.hear(quorum))
+            self.stepper.advertised(outcome.named)
         for id in formed:
             self._do(self.stepper.formed(id))
         for id, text in broken:

@@ -100,6 +100,7 @@ class Worker:
         self._data: ShardedSource | None = None
         self._store_step = -1
         self._present = self.settings.shards  # shards in the newest sum
+        self._named = NO_QUORUM  # the planned quorum in this rank's newest control word
         self._inside = False  # user code is in the loop's body
         self._healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
         self._settled = TrainableWatch(parameters)
@@ -384,7 +385,8 @@ class Worker:
         ok = self.session.attempt(work.quorum, "exchange", lambda: found.append(self._exchange_all(work)))
         # From here on a device stands still: whatever can be done before is done in _prepare.
         told = found[0] if ok else _Exchanged([], [], {})
-        note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means)
+        named = self._named if ok and all(word.planned == self._named for word in told.words) else NO_QUORUM
+        note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means, named=named)
         outcome = self.session.agree(note)
         if not outcome.ok:
             self._abandon()
@@ -422,8 +424,9 @@ class Worker:
                 exchange.submit(bucket, self._store.parts(bucket))
         assert self._exchange is not None
         exchange = self._exchange[1]
-        # The same word at every rank of the group: the steppers are alike and the speed is the group's.
-        word = self.session.stepper.word(self.seconds_per_shard)
+        # But for what it names, the same at every rank of the group: the steppers are alike, the speed is the group's.
+        self._named = self.session.ready_for()
+        word = self.session.stepper.word(self.seconds_per_shard, self._named)
         exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes))
         announced = exchange.announced(lambda: self.session.stopped_waiting(work.quorum))
         told = self._prepare(announced, work)
