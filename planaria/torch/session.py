@@ -237,7 +237,7 @@ class Session:
         return outcome
 
     def ready_for(self) -> QuorumId:
-        """The newest planned quorum, if this rank could switch to it; NO_QUORUM if not. For its control word: all ranks of
+        """The newest planned quorum, if this rank could switch to it, else NO_QUORUM. For its control word: all ranks of
         the group must say the same, but that is seen in the round after the exchange."""
         with self._lock:
             heard = self._heard[-1] if self._heard else self.stepper.planned
