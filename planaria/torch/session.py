@@ -237,8 +237,8 @@ class Session:
         return outcome
 
     def ready_for(self) -> QuorumId:
-        """The newest planned quorum, if this rank could switch to it, else NO_QUORUM. For its control word: all ranks of
-        the group must say the same, but that is seen in the round after the exchange."""
+        """The newest planned quorum, if this rank could switch to it, else NO_QUORUM. For its control word: that all
+        ranks of the group say the same is seen in the round after the exchange."""
         with self._lock:
             heard = self._heard[-1] if self._heard else self.stepper.planned
             if heard is None or any(quorum.urgent for quorum in self._heard):
