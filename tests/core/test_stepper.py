@@ -385,6 +385,48 @@ def test_a_change_that_was_built_after_the_word_was_said_is_not_taken() -> None:
     assert me.applied() == []
 
 
+def exchange_naming(me: Stepper, named: QuorumId) -> None:
+    """Computes and exchanges a step in which all ranks of all members have named what this stepper has not heard of."""
+    compute(me)
+    word = me.word(0.1, named)
+    assert word.planned == named
+    me.advertised(named)
+    me.hear(JOIN)
+    me.advertised(named)
+    me.exchanged(id_of(1), [word] * 3)
+
+
+def test_a_change_that_one_rank_alone_knew_of_is_taken_if_all_did() -> None:
+    me = working()
+    exchange_naming(me, JOIN.id)
+    me.formed(JOIN.id)
+    assert me.applied() == [Drop(id_of(1)), Tell(Adopted(member(0), JOIN.id, 1))]
+
+
+def test_a_change_that_not_all_ranks_knew_of_is_not_taken() -> None:
+    me = working()
+    compute(me)
+    word = me.word(0.1, JOIN.id)
+    me.advertised(NO_QUORUM)  # as the round after the exchange has it
+    me.hear(JOIN)
+    me.exchanged(id_of(1), [word] * 3)
+    assert me.applied() == []
+    assert commit(me) == [], "not built yet"
+
+
+def test_what_one_rank_alone_knew_of_is_kept_though_all_hear_of_a_newer_plan() -> None:
+    me = working()
+    newer = quorum(3, 0, 1, 2, 4, urgent=False)
+    compute(me)
+    word = me.word(0.1, JOIN.id)
+    for heard in (JOIN, newer):
+        assert me.hear(heard) == [Form(heard)]
+        me.advertised(JOIN.id)
+    me.exchanged(id_of(1), [word] * 3)
+    assert me.applied()[-1] == Tell(Adopted(member(0), JOIN.id, 1))
+    assert me.planned is not None and me.planned.id == newer.id
+
+
 def test_a_newer_plan_replaces_one_that_was_not_named_yet() -> None:
     me = working()
     me.hear(JOIN)

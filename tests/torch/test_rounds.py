@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.core.messages import QuorumId
+from planaria.core.messages import NO_QUORUM, QuorumId
 from planaria.errors import ProtocolError, UsageError
 from planaria.torch.rounds import NOTE_BYTES, Note, agreed
 
@@ -23,6 +23,7 @@ notes = st.builds(
     finite=st.booleans(),
     seconds=st.floats(0, 1e6),
     metrics=st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
+    named=ids,
 )
 
 
@@ -45,6 +46,7 @@ def test_what_holds_for_the_group(said: list[Note]) -> None:
         assert outcome.seconds >= note.seconds
         assert set(note.metrics) <= set(outcome.metrics)
     assert outcome.heard in {note.heard for note in said}
+    assert {note.named for note in said} == {outcome.named} or outcome.named == NO_QUORUM
 
 
 @given(st.lists(notes, min_size=1, max_size=4))
