@@ -78,7 +78,7 @@ class Job:
 
     @property
     def group(self) -> int:
-        return self.settings.member.group
+        return self.settings.born.group
 
     @property
     def seed(self) -> int:
@@ -285,7 +285,15 @@ class Job:
         if self._schedule is not None:
             beat = self._page.beat if self._page is not None else lambda: None
             worker.checkpoints = Checkpoints(
-                self._schedule, self.settings, self._world, state, total, session.gather, session.tell, beat
+                self._schedule,
+                self.settings,
+                self._world,
+                state,
+                total,
+                lambda: session.member,
+                session.gather,
+                session.tell,
+                beat,
             )
 
         def introduce(address: str, joins: bool) -> Ready:

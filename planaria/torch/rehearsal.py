@@ -88,7 +88,7 @@ class Rehearsal:
         """Whatever the body did not like about numbers without a meaning, it is as warm as it gets."""
         traceback.print_exception(error)
         unwind(self._modules)
-        sys.stderr.write(f"planaria: {self._settings.member} could not try a whole step; it waits all the same\n")
+        sys.stderr.write(f"planaria: {self._settings.born} could not try a whole step; it waits all the same\n")
         return True
 
     def abandon(self, frame: FrameType | None) -> NoReturn:
@@ -130,7 +130,7 @@ def await_part(settings: Settings) -> Cast:
             bell.ring()
 
     control = Control(settings.socket, None, on_order, settings.where)
-    control.send(Present(settings.member, 0))
+    control.send(Present(settings.born, 0))
     bell.wait(lambda: bool(heard), lambda: False)
     control.close()
     return heard[0]
@@ -150,7 +150,7 @@ def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
     if cast.rank != settings.rank or world.size == 1:  # a group of one has no ranks to meet: it starts as any other
         _forget()
         raise Recast
-    return replace(settings, member=cast.member, directory=directory, standby=None)
+    return replace(settings, born=cast.member, directory=directory, standby=None)
 
 
 def _forget() -> None:
