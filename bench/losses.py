@@ -208,6 +208,8 @@ def main() -> int:
                 Bench(groups, ranks, standbys, Path(name), args.seed, args.device) as bench,
             ):
                 for kind in wanted:
+                    if args.device == "cuda" and "moves" in kind and not standbys:
+                        continue  # there is no GPU for the process that it would move to
                     found = []
                     for _ in range(args.times):
                         strike, hurt = _losses(bench, bench.calm(), kind)
