@@ -93,7 +93,8 @@ class Checkpoints:
     checkpoints.
 
     ``member``: the life that the group is at now; ``gather`` gives every rank's payload; ``tell`` hears, on another
-    thread, of every save of this group, at rank 0; ``beat`` is called while the training thread copies, to show that it lives.
+    thread, of every save of this group, at rank 0; ``beat`` is called while the training thread copies, to show that it
+    lives.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
+from planaria.exchange.device import warm_up
 from planaria.torch import exactness
 from planaria.torch import random as seeding
 from planaria.torch.checkpoints import Checkpoints, read_schedule
@@ -352,6 +353,8 @@ def init(
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
     promise = exactness.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen)
     exactness.prepare(promise, chosen)
+    if settings.socket is not None:  # there may be others to exchange with
+        warm_up(chosen)
     world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where, settings.joins)
     seeding.seed_all(settings.seed)
     return Job(settings, world, promise)

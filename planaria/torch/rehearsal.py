@@ -36,6 +36,7 @@ from planaria.torch.buckets import local_numel
 from planaria.torch.control import Control
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
+from planaria.torch.scalars import recorded
 from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
 from planaria.torch.unwinding import Pipelines, unwind
@@ -78,7 +79,7 @@ class Rehearsal:
         seeding.seed_apply(settings.seed, 0)
 
     def record(self, values: Mapping[str, Any]) -> None:
-        self.metrics |= {name: float(value) for name, value in values.items()}
+        self.metrics |= {name: float(recorded(value)) for name, value in values.items()}
 
     def guard(self) -> None:
         self.guarded = True

@@ -79,9 +79,7 @@ class Session:
         self.world = world
         self.page = page
         self.bell = Bell()
-        self.communicators = Communicators(
-            self.member, settings.host, self.bell, self._on_formed, world.rank, device
-        )
+        self.communicators = Communicators(self.member, settings.host, self.bell, self._on_formed, world.rank, device)
         self.stepper: Stepper  # set by start
         self._lock = threading.Lock()  # for what follows
         self._heard: list[Quorum] = []  # not taken in yet
