@@ -19,14 +19,14 @@ Fragments = tuple[tuple[int, ...], ...]  # indices of parameters, ascending
 
 
 def cut(named: Sequence[tuple[str, Tensor]], fragments: int | Sequence[Any]) -> Fragments:
-    """The fragments of the parameters ``named``: so many, made here; or those that are given, each a module, a parameter
-    or a sequence of such. Raises UsageError if they are not a division of all parameters."""
+    """The fragments of the parameters ``named``: so many, made here; or those that are given, each a module, a
+    parameter or a sequence of such. Raises UsageError if they are not a division of all parameters."""
     return _strided(named, fragments) if isinstance(fragments, int) else _given(named, fragments)
 
 
 def _strided(named: Sequence[tuple[str, Tensor]], count: int) -> Fragments:
-    """Block ``i`` of the model goes to fragment ``i`` modulo ``count`` (the strided pattern of arXiv 2501.18512, section
-    2.2, which overlaps better than runs of blocks), and what is in no block to the smallest."""
+    """Block ``i`` of the model goes to fragment ``i`` modulo ``count`` (the strided pattern of arXiv 2501.18512, which
+    learns a little better than runs of blocks), and what is in no block to the smallest."""
     blocks: dict[str, list[int]] = defaultdict(list)
     rest: dict[str, list[int]] = defaultdict(list)
     for index, (name, _) in enumerate(named):
@@ -68,8 +68,8 @@ def _given(named: Sequence[tuple[str, Tensor]], fragments: Sequence[Any]) -> Fra
             index = index_of.get(id(parameter))
             if index is None:
                 raise UsageError(
-                    f"fragment {number} has a parameter of shape {tuple(parameter.shape)} that is not in the model; make "
-                    "fragments of the very modules and parameters that are trained"
+                    f"fragment {number} has a parameter of shape {tuple(parameter.shape)} that is not in the model; "
+                    "make fragments of the very modules and parameters that are trained"
                 )
             if index in found:
                 raise UsageError(

@@ -3,8 +3,8 @@ parameters, not gradients.
 
 - Local SGD (Stich 2018, arXiv 1805.09767): the parameters' mean is everybody's next.
 - DiLoCo (Douillard et al. 2023, arXiv 2311.08105): the mean change is a gradient for an outer optimizer.
-- Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): a fragment of the parameters at a time, while training goes
-  on.
+- Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): a fragment of the parameters at a time, while training
+  goes on.
 
 ::
 
@@ -73,8 +73,8 @@ class LowCommunication:
                 raise UsageError(f"{method}: {name} must be a whole number of at least {least}, not {value!r}")
         if every % count:
             raise UsageError(
-                f"{method}: every={every} inner steps cannot be divided by {count} fragments, one of which is exchanged "
-                f"every {every}/{count} steps; make every a multiple of {count}"
+                f"{method}: every={every} inner steps cannot be divided by {count} fragments, one of which is "
+                f"exchanged every {every}/{count} steps; make every a multiple of {count}"
             )
         if delay >= every // count:
             raise UsageError(
@@ -102,8 +102,9 @@ class LowCommunication:
         return 0 if self.part is None else self.part.inner_step
 
     def count(self, tokens: float) -> None:
-        """Have this round's change weigh as many tokens (or samples, any unit). Call it in the loop over the batches, for
-        each, on all groups. Without it all groups weigh the same."""
+        """Have this round's change weigh as many tokens (or samples, any unit). Call it in the loop over the batches,
+        for each of them, on all groups. Without it all groups weigh the same. Batches of the last ``delay`` inner steps
+        do not count: what they change is exchanged with the next round's."""
         if self.part is None:
             raise UsageError("count belongs into the loop over step.batches")
         if not 0 <= tokens < float("inf"):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from planaria.core.messages import Policy
 from planaria.errors import UsageError
-from planaria.torch.membership import Script, read
 from planaria.torch.settings import Settings
 from planaria.torch.sync_part import SyncPart
+from planaria.wire.membership import Script, read
 
 
 def of_low_communication(
@@ -31,8 +31,8 @@ def of_low_communication(
             )
         if replayed:
             raise UsageError(
-                f"{settings.where}: --replay is for runs whose result depends on who took part; with exact=True it does "
-                "not: run the same script again"
+                f"{settings.where}: --replay is for runs whose result depends on who took part; with exact=True it "
+                "does not: run the same script again"
             )
         return settings, None
     changed = replace(settings, policy=Policy.SHRINK, groups=settings.shards)

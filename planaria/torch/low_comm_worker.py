@@ -1,8 +1,8 @@
 """The training thread's side of a round of low communication: a Worker whose shards are stretches of inner steps, and
 whose gradients are what these changed.
 
-To the Worker the *shared* parameters are the model. Their gradients are pseudo-gradients, which this puts there when the
-inner steps are done, and the optimizer's step is the outer one, at the end of ``step.batches``.
+To the Worker the *shared* parameters are the model. Their gradients are pseudo-gradients, which are put there when
+the inner steps are done, and the optimizer's step is the outer one, at the end of ``step.batches``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import NonFiniteError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
-from planaria.torch import membership
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
 from planaria.torch.checks import TrainableWatch
@@ -34,6 +33,7 @@ from planaria.torch.session import Session
 from planaria.torch.state import ProtectedState
 from planaria.torch.sync_part import SyncPart
 from planaria.torch.worker import Exchanged, Worker
+from planaria.wire import membership
 
 
 @dataclass(slots=True)
@@ -148,6 +148,7 @@ class LowCommWorker(Worker):
         # All ranks of the group count, or none does; and what they count is the group's.
         told = [json.loads(each) for each in self.session.gather(json.dumps([finite, sync.tokens]).encode())]
         weight = math.fsum(tokens for _, tokens in told) or 1.0
+        sync.tokens = 0.0
         if self._script is not None:
             if self._script.absent(action.step, shard):
                 return ABSENT
@@ -198,9 +199,9 @@ class LowCommWorker(Worker):
         if not counted:
             groups = ", ".join(map(str, out))
             raise NonFiniteError(
-                f"job {self.settings.job}, sync {step}: what groups {groups} made of the parameters is not finite (NaN or "
-                "infinite), and nobody else was there. The shared parameters were not touched; lower the learning rate, "
-                "or clip gradients"
+                f"job {self.settings.job}, sync {step}: what groups {groups} made of the parameters is not finite (NaN "
+                "or infinite), and nobody else was there. The shared parameters were not touched; lower the learning "
+                "rate, or clip gradients"
             )
         mine = self._store.have
         keeps = not sync.sync.exact and len(mine) == 1 and mine <= {record.shard for record in counted}
@@ -219,8 +220,8 @@ class LowCommWorker(Worker):
         if out and self.session.world.rank == 0 and self.session.member.group in (self.groups[0], *out):
             groups = f"group{'s' if len(out) > 1 else ''} {', '.join(map(str, out))}"
             sys.stderr.write(
-                f"planaria: job {self.settings.job}, sync {step}: what {groups} made of the parameters is not finite (NaN "
-                "or infinite); left out of this sync, to begin anew with the shared parameters\n"
+                f"planaria: job {self.settings.job}, sync {step}: what {groups} made of the parameters is not finite "
+                "(NaN or infinite); left out of this sync, to begin anew with the shared parameters\n"
             )
 
     def _write(self) -> None:

@@ -274,8 +274,8 @@ def _check_sync(syncs: Sequence[SyncPart], flat: Mapping[str, Any]) -> None:
         return
     if len(syncs) > 1:
         raise UsageError(
-            f"job.protect names {syncs[0].name} and {syncs[1].name}; one job has one method of low communication, which "
-            "can be given several modules and inner optimizers"
+            f"job.protect names {syncs[0].name} and {syncs[1].name}; one job has one method of low communication, "
+            "which can be given several modules and inner optimizers"
         )
     sync = syncs[0]
     local = {id(each) for _, each in sync.trained}

@@ -21,14 +21,14 @@ from planaria.errors import ProtocolError, UsageError
 from planaria.torch import plain
 from planaria.torch.fragments import Fragments, cut
 from planaria.torch.low_comm import LowCommunication
-from planaria.torch.membership import Membership
 from planaria.torch.optimizers import OptimizerPart
 from planaria.torch.parts import ModulePart, Part, Received, live, wrapped
+from planaria.wire.membership import Membership
 
 
 class SharedModule(ModulePart):
-    """A module whose ``parameters`` are the shared ones; ``local`` are those that the module lives with. Parameters that
-    are not trained, and buffers, are the same."""
+    """A module whose ``parameters`` are the shared ones; ``local`` are those that the module lives with. Parameters
+    that are not trained, and buffers, are the same."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -87,11 +87,10 @@ class SyncPart(Part):
         self._optimizer = _made(sync, shared_ones)
         self._outer = OptimizerPart(f"{name}.outer", self._optimizer, self._names_by_id())
         self._inner = [
-            InnerPart(f"{name}.inner[{i}]", *each)
-            for i, each in enumerate(zip(sync.inner, sync.pristine, strict=True))
+            InnerPart(f"{name}.inner[{i}]", *each) for i, each in enumerate(zip(sync.inner, sync.pristine, strict=True))
         ]
         self.membership = Membership()
-        self.tokens = 0.0  # of the shard in hand, as far as the script counts them
+        self.tokens = 0.0  # of what was not exchanged yet, as far as the script counts them
         self.kept: tuple[int, int] | None = None  # the step and shard that this group's own state is the beginning of
         self._round = 0  # of the shard in hand
         if sync.part is not None:
@@ -131,7 +130,7 @@ class SyncPart(Part):
 
     def begin(self, step: int) -> None:
         """The inner steps of a shard of round ``step`` begin."""
-        self._round, self.tokens = step, 0.0
+        self._round = step
         for inner in self._inner:
             inner.steps = 0
         for _, local in self._pairs:
@@ -150,7 +149,7 @@ class SyncPart(Part):
     @torch.no_grad()
     def renew(self, options: bool = True) -> None:
         """Begin anew: with the shared parameters and fresh inner optimizers, with their options of the last mark."""
-        self.kept = None
+        self.kept, self.tokens = None, 0.0
         self._reshard()
         for shared, local in self._pairs:
             live(local).copy_(live(shared))
@@ -177,8 +176,8 @@ class SyncPart(Part):
 
     @torch.no_grad()
     def outer_step(self, fragment: int, total: float, keeps: bool) -> None:
-        """Step the outer optimizer, the gradients of the shared parameters being sums of ``total`` weight. ``keeps``: this
-        group goes on with its own state, else it begins anew."""
+        """Step the outer optimizer, the gradients of the shared parameters being sums of ``total`` weight. ``keeps``:
+        this group goes on with its own state, else it begins anew."""
         for shared, _ in self._of(fragment):
             assert shared.grad is not None
             shared.grad = wrapped(live(shared.grad) / total, shared)  # not in place: it is the exchange's

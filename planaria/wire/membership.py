@@ -114,8 +114,8 @@ def read(path: Path) -> Script:
         found = [each for each in path.glob(f"**/rg*/i*/{FILE}")]
         if not found:
             raise UsageError(
-                f"--replay {path}: no {FILE} is in the directories of its groups; a job of low communication that is not "
-                "exact=True writes one"
+                f"--replay {path}: no {FILE} is in the directories of its groups; a job of low communication that is "
+                "not exact=True writes one"
             )
         return max((_parse(each) for each in found), key=lambda each: each[0])[1]
     return _parse(path)[1]
