@@ -70,7 +70,9 @@ class Policy(Enum):
     SHRINK = "shrink"  # they are left out and the mean is taken over the shards present
 
 
-REDUCTIONS = ("tree", "fast")  # fixed brackets, so bit-exact; or each member's own sums first. The default first.
+# Fixed brackets, so bit-exact; each member's own sums first; or fixed brackets over sums that travel in eight bits a
+# number. The default first.
+REDUCTIONS = ("tree", "fast", "int8", "fp8")
 PROMISES = ("bits", "samples")  # about the result: see planaria.torch.exactness
 
 
