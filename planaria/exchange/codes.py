@@ -32,7 +32,6 @@ DEVICE_CHUNK = 1 << 22  # on a device: a kernel takes longer than its launch, an
 
 _ALIGNMENT = 16  # bytes: where codes of another stretch may begin
 _SMALLEST = 2.0**-126  # the smallest scale: the smallest number that divides without loss
-_FINITE = torch.finfo(torch.float32).max
 
 # The code's type and its largest number.
 CODECS: dict[str, tuple[torch.dtype, float]] = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
@@ -95,7 +94,6 @@ class Coder:
         self.codec = codec
         self.chunk = chunk or (CHUNK if device.type == "cpu" else DEVICE_CHUNK)
         self._largest = CODECS[codec][1]
-        self._most = _FINITE / self._largest * (1 - 2**-20)  # the largest scale with which no code overflows
         self._noise = Noise(self.chunk, device, make)
         self._work, self._random = (make(self.chunk, torch.float32) for _ in range(2))
         self._bits = make(self.chunk, torch.int32)
@@ -138,7 +136,7 @@ class Coder:
         inverse = self._inverse[: scales.numel()]
         torch.amax(torch.abs(rows, out=work), 1, out=scales)
         torch.sub(scales, scales, out=inverse)  # 0, or NaN if the block is not finite
-        scales.mul_(1 / self._largest).clamp_(_SMALLEST, self._most).add_(inverse)
+        scales.mul_(1 / self._largest).clamp_(min=_SMALLEST).add_(inverse)
         torch.reciprocal(scales, out=inverse)
         torch.mul(rows, inverse[:, None], out=work).clamp_(-self._largest, self._largest)
         self._noise.fill(random, words)

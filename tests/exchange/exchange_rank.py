@@ -139,7 +139,7 @@ def coded(values: Tensor, codec: str, key: int) -> Tensor:
 def expected_coded(
     seed: int, shards: int, numels: tuple[int, ...], codec: str, noise: int, nodes: set[Node] | None = None
 ) -> list[Tensor]:
-    """The definition of a coded exchange: ``nodes`` (else all leaves) are encoded, added up, and the mean is encoded."""
+    """The definition of a coded exchange: ``nodes``, else all leaves, are encoded, and so is the mean."""
 
     def sum_of(node: Node, bucket: int, numel: int) -> Tensor:
         if node in nodes if nodes is not None else node.size == 1:

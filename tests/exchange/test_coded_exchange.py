@@ -116,9 +116,7 @@ def test_members_that_code_differently_are_told_so_and_stay_alive(cluster: Any) 
     quorum_id = cluster.form(ranks)
     for rank, reduction in zip(ranks, ["int8", "tree"], strict=True):
         nodes = leaves_of([0, 1], 2)
-        rank.tell(
-            "exchange", quorum_id=quorum_id, numels=(1000,), nodes=nodes, shards=2, seed=0, reduction=reduction
-        )
+        rank.tell("exchange", quorum_id=quorum_id, numels=(1000,), nodes=nodes, shards=2, seed=0, reduction=reduction)
     failures = [rank.failure() for rank in ranks]
     assert any("do not agree on what to exchange" in failure for failure in failures), failures
     assert all(rank.alive for rank in ranks)
