@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from planaria.exchange.codes import BLOCK, Coded, Coder, coded_bytes, mean_key, sum_key
+from planaria.exchange.codes import BLOCK, Coded, Coder, coded_bytes, mean_key, part_key
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.device_engine import SLOTS, DeviceEngine
 from planaria.exchange.exchange_plan import Round
@@ -47,7 +47,7 @@ class CodedDeviceEngine(DeviceEngine):
             for folder, share in enumerate(self._shares[index]):
                 for i, position in enumerate(self._own(step)):
                     coded = self._coded(index, position, folder)
-                    key = sum_key(step.noise, bucket, step.plan.own_nodes[i])
+                    key = part_key(step.noise, bucket, step.plan.own_nodes[i].start)
                     self._encoder.encode(parts[i][share], coded, key, share.start)
                     if bucket in step.lost:
                         lost = step.lost[bucket][i][share]

@@ -1,8 +1,8 @@
 """The exchange of codes (codes.py) in main memory, over gloo.
 
-Every sum is encoded for itself, a member's own too, and decoded by whoever folds it. The mean is encoded once, and
-whoever does that decodes the same bytes as all others. So all members have the same bits; and where every sum is that
-of a single shard, those do not depend on who computed which shards, nor on how many members there are.
+Every shard's part is encoded for itself, a member's own too, and decoded by whoever folds it. The mean is encoded once,
+and whoever does that decodes the same bytes as all others. So all members have the same bits, which do not depend on
+who computed which shards, nor on how many members there are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from planaria.exchange.codes import BLOCK, Coded, Coder, coded_bytes, mean_key, sum_key
+from planaria.exchange.codes import BLOCK, Coded, Coder, coded_bytes, mean_key, part_key
 from planaria.exchange.communicator import Communicator, Transfer
 from planaria.exchange.engine import CONTROL_TAGS
 from planaria.exchange.exchange_plan import Round
@@ -68,7 +68,7 @@ class CodedHostEngine(HostEngine):
         wire = self._sum_wire(index, position, folder)
         coded = self._coded(wire, index, folder)
         part = step.submitted[bucket][i][share]
-        self._coder.encode(part, coded, sum_key(step.noise, bucket, node), share.start)
+        self._coder.encode(part, coded, part_key(step.noise, bucket, node.start), share.start)
         if bucket in step.lost:
             lost = step.lost[bucket][i][share]
             self._coder.decode(coded, lost)

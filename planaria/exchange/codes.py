@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planaria.core.tree import Node
 from planaria.exchange.layout import ITEM_BYTES
 from planaria.exchange.noise import NOISE, ROW, Noise, key_of, row_words
 
@@ -43,14 +42,14 @@ _LEAST = _BIAS - 6 << _MANTISSA
 _FRACTION_BITS = 3
 
 
-def sum_key(noise: int, bucket: int, node: Node) -> int:
-    """The key of the noise with which the sum of a node is encoded. ``noise`` is that of the exchange."""
-    return key_of(noise, bucket, node.start, node.stop)
+def part_key(noise: int, bucket: int, shard: int) -> int:
+    """The key of the noise with which a shard's part is encoded. ``noise`` is that of the exchange."""
+    return key_of(noise, bucket, shard)
 
 
 def mean_key(noise: int, bucket: int) -> int:
-    """The same for the mean: as a node of no shards."""
-    return key_of(noise, bucket, 0, 0)
+    """The same for the mean, which is nobody's."""
+    return key_of(noise, bucket, -1)
 
 
 def coded_bytes(numel: int) -> int:

@@ -9,7 +9,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from planaria.core.messages import REDUCTIONS
+from planaria.core.messages import CODED, REDUCTIONS
 from planaria.core.tree import Node, fold_plan
 from planaria.exchange.folding import landing
 from planaria.exchange.layout import ITEM_BYTES, Layout
@@ -117,6 +117,8 @@ def make_plan(
     """The plan of member ``rank``. Raises ValueError for arguments that make none."""
     if reduction not in REDUCTIONS or divisor < 1 or tail_bytes < 0:
         raise ValueError(f"cannot exchange with {reduction=}, {divisor=}, {tail_bytes=}")
+    if reduction in CODED and any(node.size > 1 for nodes in nodes_by_rank for node in nodes):
+        raise ValueError(f"{reduction} takes each shard for itself, or its bits would depend on who computed what")
     flat = [(node, rank, i) for rank, nodes in enumerate(nodes_by_rank) for i, node in enumerate(nodes)]
     pairs = fold_plan([node for node, _, _ in flat], shards)
     said = repr((buckets, piece_bytes // ITEM_BYTES, flat, shards, divisor, reduction, tail_bytes))

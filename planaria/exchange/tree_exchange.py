@@ -8,9 +8,9 @@ additions that does not depend on who computed what.
 ``fast`` adds a member's own nodes up first and then the members' sums: one message per peer and piece however many
 nodes there are, on a device the vendor's all-reduce. Same samples, but the brackets depend on who computed what.
 
-``int8`` and ``fp8`` are ``tree`` with sums and results that travel in eight bits a number (codes.py). Every node is
-encoded for itself, so nodes of several shards make the result depend on who computed what: it is equal on all members
-all the same. Whoever submits every shard's part as a node of its own (a leaf) gets a result that does not depend on it.
+``int8`` and ``fp8`` are ``tree`` with parts and results that travel in eight bits a number (codes.py). The parts are
+those of single shards, for sums of decoded parts would not fit into eight bits and codes of sums would depend on who
+computed what. So the bits are the same whoever did, as they are with ``tree``; and a member of many shards sends more.
 
 All work is done by the communicator's thread: see host_engine and device_engine.
 """
@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from planaria.core.messages import CODED
 from planaria.core.tree import Node
 from planaria.errors import CommunicatorError
 from planaria.exchange.coded_device_engine import CodedDeviceEngine
 from planaria.exchange.coded_host_engine import CodedHostEngine
-from planaria.exchange.codes import CODECS
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.device_engine import DEVICE_PIECE_BYTES, DeviceEngine
 from planaria.exchange.engine import Engine
@@ -75,7 +75,8 @@ class TreeExchange:
         """Start a step's exchange. All arguments must be equal on all members; they are compared when they
         change, but for ``noise``.
 
-        ``nodes_by_rank``: the subtrees whose sums each rank will submit, ascending. ``tail_bytes``: the most
+        ``nodes_by_rank``: the subtrees whose sums each rank will submit, ascending; for a coded reduction single
+        shards. ``tail_bytes``: the most
         that any member will submit as its tail. ``noise``: of a coded reduction, a key that no other exchange of the
         job has, as ``noise.key_of(seed, step)``; the same exchange that is done once more has the same.
         """
@@ -90,7 +91,7 @@ class TreeExchange:
             self._terms = terms
         plan = self._plan
         assert plan is not None
-        coding = reduction if reduction in CODECS else None
+        coding = reduction if reduction in CODED else None
         if coding != self._coding:
             self._coding = coding
             self._engine = self._make_engine()

@@ -24,7 +24,7 @@ from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import Node, children, root
 from planaria.exchange import device_healing, healing
 from planaria.exchange.checksum import Checksum
-from planaria.exchange.codes import Coded, Coder, coded_bytes, mean_key, sum_key
+from planaria.exchange.codes import Coded, Coder, coded_bytes, mean_key, part_key
 from planaria.exchange.communicator import Communicator, Communicators, Transfer
 from planaria.exchange.healing import receive, serve
 from planaria.exchange.layout import Layout
@@ -136,14 +136,12 @@ def coded(values: Tensor, codec: str, key: int) -> Tensor:
     return out
 
 
-def expected_coded(
-    seed: int, shards: int, numels: tuple[int, ...], codec: str, noise: int, nodes: set[Node] | None = None
-) -> list[Tensor]:
-    """The definition of a coded exchange: ``nodes``, else all leaves, are encoded, and so is the mean."""
+def expected_coded(seed: int, shards: int, numels: tuple[int, ...], codec: str, noise: int) -> list[Tensor]:
+    """The definition of a coded exchange: every shard's part is encoded, and so is the mean."""
 
     def sum_of(node: Node, bucket: int, numel: int) -> Tensor:
-        if node in nodes if nodes is not None else node.size == 1:
-            return coded(sums(node, seed, numel), codec, sum_key(noise, bucket, node))
+        if node.size == 1:
+            return coded(sums(node, seed, numel), codec, part_key(noise, bucket, node.start))
         left, right = children(node)
         return sum_of(left, bucket, numel) + sum_of(right, bucket, numel)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_tree_exchange import NUMELS, cases, nodes_of, one_pool
 
 from planaria.core.tree import Node
-from planaria.exchange.codes import CODECS, sum_key
+from planaria.exchange.codes import CODECS, part_key
 from planaria.exchange.layout import Layout
 
 codecs = pytest.mark.parametrize("codec", CODECS)
@@ -48,18 +48,6 @@ def test_leaves_give_the_same_bits_whoever_computed_them(cluster: Any, case: Any
     assert [result["digest"] for result in results] == [digest(want)] * members
     assert all(result["finite"] for result in results)
     cluster.everyone(ranks, "drop", quorum_id=quorum_id)
-
-
-@codecs
-@pytest.mark.parametrize("members", [1, 2, 3])
-def test_sums_of_subtrees_give_the_same_bits_on_all_members(cluster: Any, members: int, codec: str) -> None:
-    ranks = cluster.take(members)
-    quorum_id = cluster.form(ranks)
-    nodes = nodes_of([shard // 2 % members for shard in range(7)], members)
-    arguments = {"quorum_id": quorum_id, "numels": NUMELS, "nodes": nodes, "shards": 7, "seed": 3, "noise": 5}
-    results = cluster.everyone(ranks, "exchange", reduction=codec, piece_bytes=2048, **arguments)
-    want = expected_coded(3, 7, NUMELS, codec, 5, {node for own in nodes for node in own})
-    assert {result["digest"] for result in results} == {digest(want)}
 
 
 @codecs
@@ -104,11 +92,17 @@ def test_what_was_lost_is_told(cluster: Any, codec: str) -> None:
             for node, lost in zip(own, result["lost"][bucket], strict=True):
                 part = sums(node, 4, numel)
                 torch.testing.assert_close(
-                    torch.tensor(lost), part - coded(part, codec, sum_key(6, bucket, node)), rtol=0, atol=0
+                    torch.tensor(lost), part - coded(part, codec, part_key(6, bucket, node.start)), rtol=0, atol=0
                 )
-    rank = ranks[0]  # what loses nothing has nothing to tell
-    rank.tell("exchange", reduction="tree", with_lost=True, **arguments)
-    assert "tree" in rank.failure()
+
+
+def test_what_would_not_be_the_same_everywhere_is_refused(cluster: Any) -> None:
+    ranks = cluster.take(1)
+    arguments = {"quorum_id": cluster.form(ranks), "numels": NUMELS, "seed": 4}
+    ranks[0].tell("exchange", nodes=((Node(0, 2),),), shards=2, reduction="int8", **arguments)
+    assert "each shard for itself" in ranks[0].failure()
+    ranks[0].tell("exchange", nodes=((Node(0, 1),),), shards=1, reduction="tree", with_lost=True, **arguments)
+    assert "what tree loses" in ranks[0].failure()
 
 
 def test_members_that_code_differently_are_told_so_and_stay_alive(cluster: Any) -> None:
