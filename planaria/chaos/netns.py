@@ -109,6 +109,14 @@ class Networks:
     def mend(self, group: int) -> None:
         _ip("-n", self.hub, "link", "set", _cable(group), "up")
 
+    def limit(self, group: int, mbit: float) -> None:
+        """From now on the group sends, and receives, at most so many million bits a second."""
+        # A burst is the least that a timer of a hundredth of a second needs; a queue that holds a tenth of a second is
+        # that of a long line.
+        rate = ["rate", f"{mbit}mbit", "burst", f"{max(16000, int(mbit * 1e6 / 8 / 100))}", "latency", "100ms"]
+        _tc("-n", self.of(group), "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
+        _tc("-n", self.hub, "qdisc", "replace", "dev", _cable(group), "root", "tbf", *rate)
+
     def close(self) -> None:
         for name in (self.hub, *(self.of(group) for group in range(self._groups))):
             _delete(name)
@@ -199,6 +207,14 @@ def _delete(name: str) -> None:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    _run("ip", *words)
+
+
+def _tc(*words: str) -> None:
+    _run("tc", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise PlanariaError(f"`ip {' '.join(words)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+        raise PlanariaError(f"`{' '.join(words)}` failed: {done.stderr.strip() or done.stdout.strip()}")

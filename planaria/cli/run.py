@@ -58,7 +58,9 @@ def run(
     policy: Annotated[
         str, _option("--policy", help="For a lost group's shards: redistribute or shrink.")
     ] = "redistribute",
-    reduction: Annotated[str, _option("--reduction", help="tree (bit-exact) or fast.")] = "tree",
+    reduction: Annotated[
+        str, _option("--reduction", help="tree (bit-exact), fast, int8 or fp8 (for slow links).")
+    ] = "tree",
     exact: Annotated[
         str | None,
         _option("--exact", help="bits or samples: what is promised; default: what the script says, else bits on CPUs."),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from planaria.errors import CommunicatorError, PlanariaError
 from planaria.exchange.checksum import LANE, ROW, Checksum
+from planaria.exchange.codes import BLOCK, CODECS, Coded, Coder, coded_bytes
 from planaria.exchange.folding import Divisor, fold_on_device
 from planaria.exchange.nccl import UNIQUE_ID_BYTES, Nccl, unique_id
 
@@ -110,6 +111,13 @@ def load_kernels(device: torch.device) -> None:
         out.add_(some[0]).zero_().copy_(some[1])
         probes[1] = probes.isfinite().all()
         probes.tolist()
+        for codec in CODECS:
+            numel = 5 * BLOCK // 2
+            coder, source = Coder(codec, device, chunk=BLOCK), torch.zeros(numel, dtype=torch.float32, device=device)
+            wire = torch.empty(coded_bytes(numel), dtype=torch.uint8, device=device)
+            coder.encode(source, Coded.within(wire, numel, codec), 0, 0)
+            coder.decode(Coded.within(wire, numel, codec), source)
+            torch.sub(source, source, out=source)
         sums = torch.zeros(2, dtype=torch.int64, device=device)
         block = torch.zeros((ROW + 1) * LANE, dtype=torch.uint8, device=device)
         sums[0] = Checksum(block.numel(), device).of(block)

@@ -348,7 +348,8 @@ def init(
         shards: the global batch of every step is this many shards (V), whoever computes them. Part of what the
             result depends on. ``planaria run --shards`` has the last word; default: the number of groups.
         policy: what happens to a lost group's shards: "redistribute" or "shrink".
-        reduction: "tree" (bit-exact) or "fast" (the vendor's all-reduce: same samples, rounding may differ).
+        reduction: "tree" (bit-exact), "fast" (the vendor's all-reduce: same samples, rounding may differ), or "int8" or
+            "fp8" (bit-exact as well, a quarter of the bytes, gradients rounded at random: docs/quantised.md).
         exact: "bits" (the weights of a run in which nothing failed; on a GPU it makes torch use deterministic kernels)
             or "samples" (no sample is lost, rounding may differ). Default: "bits" on a CPU, "samples" on GPUs, with
             the reduction "fast" and with the policy "shrink". ``planaria run --exact`` has the last word.

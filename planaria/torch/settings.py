@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.core.messages import REDUCTIONS, STANDBYS, Member, Policy
+from planaria.core.messages import CODED, REDUCTIONS, STANDBYS, Member, Policy
 from planaria.errors import UsageError
 
 
@@ -31,6 +31,11 @@ class Settings:
     founder: bool = True  # nobody is known to hold the job's state: a durable checkpoint counts
     joins: bool = False  # takes the place of a lost rank in a group whose other ranks live
     standby: int | None = None  # the number of a process that waits for a rank to be lost, and tries itself as this one
+
+    @property
+    def merges(self) -> bool:
+        """Whether a group adds up the gradients of its shards. Codes are made of each shard's own."""
+        return self.reduction not in CODED
 
     @property
     def where(self) -> str:
