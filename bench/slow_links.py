@@ -5,12 +5,12 @@
     python bench/slow_links.py --parts kills --minutes 5
     python bench/slow_links.py --parts loss --steps 2000
 
-Four groups, each in a network namespace of its own whose line takes ``--mbit`` million bits a second in each direction.
+Four groups, each in a network namespace of its own whose line takes ``--mbit`` million bits a second each way.
 
-- ``rate``: tokens a second, and bytes that a group sends for an inner step (counted by its network device). Contestants run
-  one after another, in turns, for ``--seconds`` each; what they do before their second exchange does not count.
-- ``kills``: streaming DiLoCo with int8; SIGKILL of one group every 15 s, between two quiet stretches. Tokens count that a
-  committed exchange had in it.
+- ``rate``: tokens a second, and bytes that a group sends for an inner step (counted by its network device). Contestants
+  run one after another, in turns, for ``--seconds`` each; what they do before their second exchange does not count.
+- ``kills``: streaming DiLoCo with int8; SIGKILL of one group every 15 s, between two quiet stretches. Tokens count that
+  a committed exchange had in it.
 - ``loss``: held-out loss after equal tokens, without networks, and its ratio to that of plain data parallel training.
 """
 
@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Exchanges:
 
 
 class TorchftRun:
-    """Its lighthouse in the hub, and a process for each group. The side of planaria.chaos' NamespacedRun that is used here."""
+    """Its lighthouse in the hub, and a process for each group: as much of NamespacedRun as is used here."""
 
     def __init__(self, peer: Peer, words: Sequence[str], directory: Path) -> None:
         self._peer, self._words, self.log = peer, words, directory / "run.log"
@@ -201,12 +202,16 @@ def rates(args: argparse.Namespace) -> None:
             name,
             report.spread(found).text(0),
             f"{statistics.median(found) / base:.1f}",
-            report.spread(sizes[name]).text(1, 1e-3),
+            _kilobytes(sizes[name]),
         ]
         for name, found in speeds.items()
         if found
     ]
     print(report.table(("contestant", "tokens/s", "x every step", "kB sent per inner step"), rows))
+
+
+def _kilobytes(sizes: Sequence[float]) -> str:
+    return report.spread(sizes).text(1, 1e-3)
 
 
 def kills(args: argparse.Namespace) -> None:
@@ -230,23 +235,14 @@ def kills(args: argparse.Namespace) -> None:
         marks.append(time.time())
         for watch in watches:
             watch.close()
-        before, during, after = (seen.tokens(a, b) for a, b in zip(marks, marks[1:], strict=False))
+        before, during, after = (seen.tokens(a, b) for a, b in pairwise(marks))
         rows = sorted((at, groups) for at, _, groups in seen.read().values() if marks[1] <= at <= marks[2])
     quiet = statistics.fmean([before, after])
-    short = sum(groups < GROUPS for _, groups in rows)
-    print(
-        report.table(
-            ("kills", "tokens/s before, under kills, after", "kept", "exchanges with all groups"),
-            [
-                [
-                    str(killed),
-                    f"{before:.0f}, {during:.0f}, {after:.0f}",
-                    f"{during / quiet:.1%}",
-                    f"{len(rows) - short} of {len(rows)}",
-                ]
-            ],
-        )
-    )
+    whole = sum(groups == GROUPS for _, groups in rows)
+    speeds = f"{before:.0f}, {during:.0f}, {after:.0f}"
+    row = [str(killed), speeds, f"{during / quiet:.1%}", f"{whole} of {len(rows)}"]
+    header = ("kills", "tokens/s before, under kills, after", "kept", "exchanges with all groups")
+    print(report.table(header, [row]))
 
 
 def loss(args: argparse.Namespace) -> None:

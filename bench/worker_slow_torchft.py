@@ -1,5 +1,5 @@
-"""torchft's DiLoCo in bench/slow_links.py: (streaming) as its documentation has it, over gloo. Its quantised exchange needs
-a GPU, so it sends fp32 here."""
+"""torchft's DiLoCo in bench/slow_links.py: (streaming) as its documentation has it, over gloo. Its quantised exchange
+needs a GPU, so it sends fp32 here."""
 
 from __future__ import annotations
 
