@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -87,8 +88,10 @@ if __name__ == "__main__":
     parser.add_argument("--delay", type=int, default=5)
     parser.add_argument("--fragments", type=int, default=2)
     limit_threads()
+    host = os.environ["BENCH_HOST"]
+    socket.gethostname = lambda: host  # what the machine is called leads out of the namespace
     try:
-        train(parser.parse_args(), int(os.environ["REPLICA_GROUP_ID"]), os.environ["BENCH_HOST"])
+        train(parser.parse_args(), int(os.environ["REPLICA_GROUP_ID"]), host)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
