@@ -24,7 +24,7 @@ def leaves_of(owner: list[int], members: int) -> tuple[tuple[Node, ...], ...]:
     return tuple(tuple(Node(s, s + 1) for s, who in enumerate(owner) if who == member) for member in range(members))
 
 
-@settings(one_pool, max_examples=30)
+@settings(one_pool, max_examples=20)
 @given(case=cases(), codec=st.sampled_from(sorted(CODECS)))
 def test_leaves_give_the_same_bits_whoever_computed_them(cluster: Any, case: Any, codec: str) -> None:
     members, owner, numels, seed, piece_bytes = case
