@@ -178,7 +178,7 @@ def gpus_of(options: RunOptions) -> Gpus:
 
 def health_watch(options: RunOptions) -> HealthWatch | None:
     """What is watched on this node."""
-    return None if options.health is None else HealthWatch(options.health, gpus_of(options).nvidia)
+    return None if options.health is None else HealthWatch(options.health, gpus_of(options).ids)
 
 
 def _check_devices(options: RunOptions) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
+from planaria.exchange.device import warm_up
 from planaria.torch import exactness
 from planaria.torch import random as seeding
 from planaria.torch.checkpoints import Checkpoints, read_schedule
@@ -78,7 +79,7 @@ class Job:
 
     @property
     def group(self) -> int:
-        return self.settings.member.group
+        return self.settings.born.group
 
     @property
     def seed(self) -> int:
@@ -285,7 +286,15 @@ class Job:
         if self._schedule is not None:
             beat = self._page.beat if self._page is not None else lambda: None
             worker.checkpoints = Checkpoints(
-                self._schedule, self.settings, self._world, state, total, session.gather, session.tell, beat
+                self._schedule,
+                self.settings,
+                self._world,
+                state,
+                total,
+                lambda: session.member,
+                session.gather,
+                session.tell,
+                beat,
             )
 
         def introduce(address: str, joins: bool) -> Ready:
@@ -345,6 +354,8 @@ def init(
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
     promise = exactness.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen)
     exactness.prepare(promise, chosen)
+    if settings.socket is not None:  # there may be others to exchange with
+        warm_up(chosen)
     world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where, settings.joins)
     seeding.seed_all(settings.seed)
     return Job(settings, world, promise)

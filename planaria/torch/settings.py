@@ -17,7 +17,7 @@ class Settings:
     """``socket`` is None for a script that runs alone: a job of one group, without agent or lighthouse."""
 
     job: str
-    member: Member
+    born: Member  # the life that the process began in: its group lives on as the next one when a rank was replaced
     groups: int
     shards: int
     seed: int
@@ -40,7 +40,7 @@ class Settings:
     @property
     def where(self) -> str:
         rank = f", rank {self.rank}" if self.world_size > 1 else ""
-        who = f"group {self.member.group}{rank}" if self.standby is None else str(self.member)
+        who = f"group {self.born.group}{rank}" if self.standby is None else str(self.born)
         return f"job {self.job}, {who}"
 
 
@@ -77,7 +77,7 @@ def read_settings(
     )
     return Settings(
         job=environ.get("PLANARIA_JOB") or f"alone-{uuid.uuid4().hex[:8]}",
-        member=member if standby is None else Member(STANDBYS, standby),
+        born=member if standby is None else Member(STANDBYS, standby),
         groups=groups,
         shards=count,
         seed=_number("seed", None, seed),

@@ -200,7 +200,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[RunO
 
 def invoke(*args: str, **environ: str) -> int:
     if not cli.app.registered_commands:
-        cli._register()
+        cli._register(())
     return CliRunner().invoke(cli.app, ["run", *args], env=environ).exit_code
 
 
