@@ -100,5 +100,7 @@ class OperatorClient:
         if code is grpc.StatusCode.PERMISSION_DENIED:
             return UsageError(f"the lighthouse at {self.address} refuses: {details}")
         why = "no answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(details).rsplit(": ", 1)[-1]
-        doubt = "are these --credentials its own" if os.environ.get(ENVIRONMENT) else "does it want --credentials"
-        return UsageError(f"cannot reach the lighthouse at {self.address} ({why}); is it running, and {doubt}?")
+        doubt = ""
+        if code is grpc.StatusCode.UNAVAILABLE and "refused" not in why:  # somebody is there, and hangs up
+            doubt = ", with these --credentials" if os.environ.get(ENVIRONMENT) else ", without --credentials"
+        return UsageError(f"cannot reach the lighthouse at {self.address} ({why}); is it running{doubt}?")
