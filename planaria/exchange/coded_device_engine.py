@@ -4,8 +4,8 @@ Parts are encoded on the wire's stream, just before they travel: so that stream 
 the fold of the piece before runs beside. What has arrived is decoded on the other stream. The kernels are torch's own,
 a few dozen for a piece; links for which codes are worth it are so much slower that fusing them would gain nothing.
 
-So a device's queue is full after a few pieces, and the life's thread waits for room most of the time. Meanwhile it hears
-of a dead member from NCCL or from whoever ends the life, and not by the tails.
+So a device's queue is full after a few pieces, and the life's thread waits for room most of the time. Meanwhile it
+hears of a dead member from NCCL or from whoever ends the life, and not by the tails.
 """
 
 from __future__ import annotations
