@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from planaria.core import stepper as core
 from planaria.core.messages import NO_QUORUM, Phase, QuorumId
-from planaria.errors import NonFiniteError
+from planaria.errors import NonFiniteError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
 from planaria.torch import random as seeding
@@ -144,7 +144,7 @@ class LowCommWorker(Worker):
         due = sync.sync.steps - sync.sync.delay
         sync.check_steps(due, data.micro_batches, f"{self.settings.where}, step {action.step}")
         changes = sync.changes(self._fragment_in_use)
-        finite = all(bool(torch.isfinite(change).all()) for change in changes)
+        finite = bool(torch.stack([torch.isfinite(change).all() for change in changes]).all())
         # All ranks of the group count, or none does; and what they count is the group's.
         told = [json.loads(each) for each in self.session.gather(json.dumps([finite, sync.tokens]).encode())]
         weight = math.fsum(tokens for _, tokens in told) or 1.0
@@ -214,8 +214,14 @@ class LowCommWorker(Worker):
     def _note(self, step: int, counted: list[ShardRecord], out: list[int]) -> None:
         there = frozenset(record.shard for record in counted)
         anew = frozenset(record.shard for record in counted if record.anew)
-        changed = self._sync.membership.add(step, membership.Sync(there, anew, frozenset(out)))
-        if changed:
+        made = membership.Sync(there, anew, frozenset(out))
+        if self._script is not None and self._script.membership.of(step) != made:
+            was, now = (", ".join(map(str, sorted(sync.counted))) for sync in (self._script.membership.of(step), made))
+            raise UsageError(
+                f"job {self.settings.job}, sync {step}: groups {was} took part in it in the run that is replayed, and "
+                f"groups {now} in this one; a group was lost meanwhile: replay it again"
+            )
+        if self._sync.membership.add(step, made):
             self._write()
         if out and self.session.world.rank == 0 and self.session.member.group in (self.groups[0], *out):
             groups = f"group{'s' if len(out) > 1 else ''} {', '.join(map(str, out))}"
