@@ -178,6 +178,10 @@ class SyncPart(Part):
     def outer_step(self, fragment: int, total: float, keeps: bool) -> None:
         """Step the outer optimizer, the gradients of the shared parameters being sums of ``total`` weight. ``keeps``:
         this group goes on with its own state, else it begins anew."""
+        chosen = set(self.fragments[fragment])
+        for index, (shared, _) in enumerate(self._pairs):
+            if index not in chosen:
+                shared.grad = None  # a body that was void may have left some: momentum would move them
         for shared, _ in self._of(fragment):
             assert shared.grad is not None
             shared.grad = wrapped(live(shared.grad) / total, shared)  # not in place: it is the exchange's

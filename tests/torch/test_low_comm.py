@@ -244,6 +244,25 @@ def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert all(map(torch.equal, job_of(6, "parts"), whole))
 
 
+def test_what_a_void_body_has_left_moves_no_other_fragment() -> None:
+    """A body that is void ends on zero gradients; with momentum even these would move parameters."""
+    results = []
+    for void in (False, True):
+        job, model, inner, data = new()
+        sync = pt.StreamingDiLoCo(model, inner, every=4, fragments=2, delay=0)
+        job.protect(sync=sync)
+        for step in job.steps(6):
+            for batch in step.batches(data):
+                if void and sync.part is not None:
+                    for _, shared in sync.part.shared_of((step.index + 1) % 2):
+                        shared.grad = torch.zeros_like(shared)
+                model(batch).pow(2).mean().backward()
+                inner.step()
+                inner.zero_grad()
+        results.append(values(model))
+    assert all(map(torch.equal, *results))
+
+
 # --- bad input ------------------------------------------------------------------------------------------------
 
 
