@@ -65,6 +65,7 @@ class LowCommWorker(Worker):
         self._fragments = [self._fragment(number) for number in range(len(sync.fragments))]
         self._fragment_in_use = 0
         self._computed = False  # something of this step, by the loop's body
+        self._steps_seen: list[int] = []  # of each inner optimizer, when the batches had ended
         self._told: list[ShardRecord] = []  # of all shards, as of the newest exchange
 
     def _fragment(self, number: int) -> _Fragment:
@@ -78,6 +79,14 @@ class LowCommWorker(Worker):
         if goes_on and self.session.alone:  # else it was marked
             self.state.mark()
         return goes_on
+
+    def commit(self) -> None:
+        if not self.overtaken and self._sync.inner_steps != self._steps_seen:
+            raise UsageError(
+                f"{self.settings.where}, step {self.step}: the inner optimizer was stepped after step.batches had "
+                "ended; its steps belong into the loop over the batches"
+            )
+        super().commit()
 
     def finish(self) -> bool:
         if not super().finish():
@@ -124,7 +133,7 @@ class LowCommWorker(Worker):
         scripted = self._script is not None and shard in self._script.membership.of(step).anew
         anew = self._sync.kept != (step, shard) or scripted
         if anew:
-            self.state.put_back()  # another shard may have been computed since the step began
+            self.state.put_back(self._data)  # another shard may have been computed since the step began
             self._sync.renew()
         self._sync.begin(step)
         self._recorded = {}
@@ -207,6 +216,7 @@ class LowCommWorker(Worker):
         keeps = not sync.sync.exact and len(mine) == 1 and mine <= {record.shard for record in counted}
         sync.outer_step(self._fragment_in_use, math.fsum(record.weight for record in counted), keeps)
         sync.kept = (step + 1, *mine) if keeps else None  # type: ignore[assignment]
+        self._steps_seen = sync.inner_steps
         if not sync.sync.exact:
             self._note(step, counted, out)
         return True

@@ -120,8 +120,13 @@ class SyncPart(Part):
         )
 
     @property
+    def inner_steps(self) -> list[int]:
+        """That each inner optimizer has made of the shard in hand."""
+        return [inner.steps for inner in self._inner]
+
+    @property
     def inner_step(self) -> int:
-        return self._round * self.sync.steps + max(inner.steps for inner in self._inner)
+        return self._round * self.sync.steps + max(self.inner_steps)
 
     def _names_by_id(self) -> dict[int, str]:
         return {id(shared): name for name, (shared, _) in zip(self._names, self._pairs, strict=True)}

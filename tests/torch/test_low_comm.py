@@ -144,6 +144,21 @@ def test_learning_rates_of_a_round_do_not_depend_on_how_many_shards_a_group_comp
     assert results[0][0] == 12
 
 
+def test_streams_go_on_where_the_round_before_ended() -> None:
+    job, model, inner, _ = new(2)
+    seen: dict[int, list[float]] = {0: [], 1: []}
+
+    def lines(shard: int, cursor: int) -> Iterator[tuple[Tensor, int]]:
+        for number in range(cursor, 100):
+            seen[shard].append(number)
+            yield POINTS[number % 64], number + 1
+
+    data = pt.ShardedStream(lines, batch_size=2)
+    job.protect(sync=pt.DiLoCo(model, inner, every=3, exact=True), data=data)
+    run(job, model, inner, data, 4)
+    assert seen == {0: list(range(24)), 1: list(range(24))}
+
+
 def test_tokens_are_weights() -> None:
     every = 2
     job, model, inner, data = new(2)
@@ -303,6 +318,17 @@ def test_protected_things_that_cannot_be() -> None:
         job.protect(**objects)
         with pytest.raises(UsageError, match=sentence):
             next(iter(job.steps(2)))
+
+
+def test_the_inner_optimizer_is_not_stepped_after_the_batches() -> None:
+    job, model, inner, data = new()
+    job.protect(sync=pt.DiLoCo(model, inner, every=2))
+    with pytest.raises(UsageError, match="was stepped after"):
+        for step in job.steps(2):
+            for batch in step.batches(data):
+                model(batch).pow(2).mean().backward()
+                inner.step()
+            inner.step()
 
 
 @pytest.mark.parametrize("calls", [0, 2])
