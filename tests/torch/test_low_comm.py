@@ -16,6 +16,7 @@ import planaria.torch as pt
 from planaria.errors import NonFiniteError, UsageError
 from planaria.torch.fragments import cut
 from planaria.torch.low_comm import LowCommunication
+from planaria.torch.low_comm_worker import LowCommWorker
 
 POINTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
@@ -142,6 +143,31 @@ def test_learning_rates_of_a_round_do_not_depend_on_how_many_shards_a_group_comp
         results.append((scheduler.last_epoch, inner.param_groups[0]["lr"], inner.param_groups[0]["betas"]))
     assert results[0] == results[1]
     assert results[0][0] == 12
+
+
+def test_a_group_without_a_shard_to_compute_changes_nothing_but_learning_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes through the loop's body all the same, and what that makes of the model is dropped."""
+    end_shard = LowCommWorker._end_shard
+
+    def and_forget(self: LowCommWorker, *arguments: Any) -> None:
+        end_shard(self, *arguments)
+        self._computed = False  # it is told that it has computed none, when all shards are done
+
+    def outcome() -> tuple[list[Tensor], int]:
+        bodies: list[None] = []
+        job, model, inner, data = new(2)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=13)
+        stepped = inner.register_step_post_hook(lambda *_: bodies.append(None))
+        job.protect(sync=pt.DiLoCo(model, inner, every=3, exact=True), scheduler=scheduler)
+        run(job, model, inner, data, 4, scheduler)
+        stepped.remove()
+        return [*values(model), torch.tensor(inner.param_groups[0]["lr"])], len(bodies)
+
+    expected, steps = outcome()
+    monkeypatch.setattr(LowCommWorker, "_end_shard", and_forget)
+    found, more = outcome()
+    assert all(map(torch.equal, found, expected))
+    assert (steps, more) == (24, 36)
 
 
 def test_streams_go_on_where_the_round_before_ended() -> None:
