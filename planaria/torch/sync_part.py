@@ -49,6 +49,11 @@ class InnerPart(OptimizerPart):
     def _stepped(self, *_: Any) -> None:
         self.steps += 1
 
+    def mark(self) -> None:
+        # A rate may be a tensor, which a scheduler writes in place.
+        kept = [{key: v.clone() if isinstance(v, Tensor) else v for key, v in g.items()} for g in self._groups()]
+        self._marked = kept
+
     def _pack(self, hyperparameters: list[dict[str, Any]], tensors: list[Tensor]) -> Any:
         path = f"{self.name}.param_groups"
         return {"groups": [plain.pack(g, tensors, f"{path}[{i}]") for i, g in enumerate(hyperparameters)], "state": []}
@@ -57,7 +62,11 @@ class InnerPart(OptimizerPart):
         """A fresh optimizer, with the options of the last mark if so wanted."""
         if options:
             for group, marked in zip(self._optimizer.param_groups, self._marked, strict=True):
-                group.update({key: value for key, value in marked.items() if key != "params"})
+                for key, value in marked.items():
+                    if isinstance(value, Tensor) and isinstance(group[key], Tensor):
+                        group[key].copy_(value)
+                    elif key != "params":
+                        group[key] = value
         self._optimizer.state.clear()
         if self._pristine:
             options_now = self._optimizer.state_dict()["param_groups"]

@@ -133,14 +133,17 @@ def test_streaming_is_the_papers() -> None:
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(values(model), values(shared), strict=True))
 
 
-def test_learning_rates_of_a_round_do_not_depend_on_how_many_shards_a_group_computes() -> None:
+@pytest.mark.parametrize("tensor", [False, True])
+def test_learning_rates_of_a_round_do_not_depend_on_how_many_shards_a_group_computes(tensor: bool) -> None:
     results = []
     for shards in (1, 4):
         job, model, inner, data = new(shards)
+        if tensor:
+            inner = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.02))
         scheduler = torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=13)
         job.protect(sync=pt.DiLoCo(model, inner, every=3, exact=True), scheduler=scheduler)
         run(job, model, inner, data, 4, scheduler)
-        results.append((scheduler.last_epoch, inner.param_groups[0]["lr"], inner.param_groups[0]["betas"]))
+        results.append((scheduler.last_epoch, float(inner.param_groups[0]["lr"]), inner.param_groups[0]["betas"]))
     assert results[0] == results[1]
     assert results[0][0] == 12
 
