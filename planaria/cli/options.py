@@ -59,6 +59,7 @@ class RunOptions:
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
+    replay: Path | None = None  # the membership record of another run
     nnodes: int = 1
     node_rank: int = 0
     group_addr: str = DEFAULT_ADDRESS
@@ -128,6 +129,8 @@ def check(options: RunOptions) -> None:
     command = options.health.command if options.health is not None else None
     if command is not None and shutil.which(command.argv[0]) is None:
         raise UsageError(f"--health: there is no program {command.argv[0]} that could be run as the health command")
+    if options.replay is not None and options.replay.is_relative_to(options.log_dir):
+        raise UsageError(f"--replay {options.replay} is in --log-dir; give the replay a log directory of its own")
     if options.checkpoint is not None:
         _check_directory(options.checkpoint, "--checkpoint")
     _check_directory(options.log_dir, "--log-dir")

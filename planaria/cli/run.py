@@ -16,6 +16,7 @@ from planaria.cli.options import RunOptions
 from planaria.cli.supervise import supervise
 from planaria.core.exits import EXIT_INTERRUPTED
 from planaria.engines.nodestream import DEFAULT_ADDRESS
+from planaria.wire import membership
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:
@@ -74,6 +75,13 @@ def run(
     ] = None,
     checkpoint_keep: Annotated[
         int | None, _option("--checkpoint-keep", help="How many are kept; default: what the script says, else 3.")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        _option(
+            "--replay",
+            help="Log directory (or membership.json) of a low-communication run: the same groups are left out again.",
+        ),
     ] = None,
     module: Annotated[bool, _option("-m", "--module", help="SCRIPT is the name of a module, as in python -m.")] = False,
     log_dir: Annotated[
@@ -145,6 +153,7 @@ def run(
         checkpoint=None if checkpoint is None else checkpoint.absolute(),
         checkpoint_every=checkpoint_every,
         checkpoint_keep=checkpoint_keep,
+        replay=None if replay is None else membership.read(replay).path.absolute(),
         log_dir=(log_dir or Path("planaria_logs") / name).absolute() / (f"node{node_rank}" if node_rank else ""),
         quiet=quiet and not tee,
         live=live and not tee,

@@ -173,6 +173,7 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         checkpoint=options.checkpoint,
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
+        replay=options.replay,
         nnodes=options.nnodes,
         node=options.node_rank,
         master=options.master,

@@ -38,6 +38,7 @@ class Launch:
     checkpoint: Path | None = None  # directory of durable checkpoints; absolute
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
+    replay: Path | None = None  # the membership record of a low-communication run; absolute
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -110,6 +111,7 @@ class Launch:
             "PLANARIA_CHECKPOINT": self.checkpoint,
             "PLANARIA_CHECKPOINT_EVERY": self.checkpoint_every,
             "PLANARIA_CHECKPOINT_KEEP": self.checkpoint_keep,
+            "PLANARIA_REPLAY": self.replay,
         }
         return env | {name: str(value) for name, value in optional.items() if value is not None}
 

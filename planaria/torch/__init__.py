@@ -15,17 +15,21 @@ from planaria.core.messages import Policy
 from planaria.errors import JobLostError, NonFiniteError, PlanariaError, UsageError
 from planaria.torch.data import ShardedDataset, ShardedStream
 from planaria.torch.job import Job, init
+from planaria.torch.low_comm import DiLoCo, LocalSGD, StreamingDiLoCo
 from planaria.torch.step import Step
 
 __all__ = [
+    "DiLoCo",
     "Job",
     "JobLostError",
+    "LocalSGD",
     "NonFiniteError",
     "PlanariaError",
     "Policy",
     "ShardedDataset",
     "ShardedStream",
     "Step",
+    "StreamingDiLoCo",
     "UsageError",
     "init",
 ]

@@ -36,7 +36,7 @@ class ShardedSource(Protocol):
 
     def bind(self, shards: int, seed: int = 0, part: tuple[int, int] = (0, 1)) -> None: ...
 
-    def batches(self, step: int, shard: int) -> Iterator[Any]: ...
+    def batches(self, step: int, shard: int, steps: int = 1) -> Iterator[Any]: ...
 
     def cursor_after(self, shard: int) -> int: ...
 
@@ -119,10 +119,13 @@ class ShardedDataset:
             missing -= len(part)
         return ids
 
-    def batches(self, step: int, shard: int) -> Iterator[Any]:
-        """The shard's ``micro_batches`` batches. Samples are read when their batch is asked for, so random
-        augmentations draw from generators seeded for the shard."""
-        ids = self.sample_ids(step, shard)
+    def batches(self, step: int, shard: int, steps: int = 1) -> Iterator[Any]:
+        """The shard's ``micro_batches`` batches, of each of ``steps`` steps in a row. Samples are read when their batch
+        is asked for, so random augmentations draw from generators seeded for the shard."""
+        for each in range(step, step + steps):
+            yield from self._batches_of(self.sample_ids(each, shard))
+
+    def _batches_of(self, ids: list[int]) -> Iterator[Any]:
         fetch_many = getattr(self.dataset, "__getitems__", None)
         for start in range(0, len(ids), self.batch_size):
             chunk = _part_of(ids[start : start + self.batch_size], self._part)
@@ -203,19 +206,21 @@ class ShardedStream:
         elif len(self._committed) != shards:
             raise UsageError(f"the stream's state has {len(self._committed)} shards but the job has {shards}")
 
-    def batches(self, step: int, shard: int) -> Iterator[Any]:
-        """The shard's batches from its committed cursor on. ``step`` only names the place in errors."""
+    def batches(self, step: int, shard: int, steps: int = 1) -> Iterator[Any]:
+        """The shard's batches of ``steps`` steps from its committed cursor on. ``step`` only names the place in
+        errors."""
         cursor = self._cursor(shard)
         # The iterator is out of the cache while it is read: if reading fails or is given up, nothing is left over.
         iterator, read = self._iterators.pop(shard, None), self._read.pop(shard, None)
         if iterator is None or read != cursor:
             iterator = iter(self._open(shard, cursor))
-        for micro in range(self.micro_batches):
+        last = steps * self.micro_batches - 1
+        for micro in range(last + 1):
             samples: list[Any] = []
             while len(samples) < self.batch_size:
                 iterator, sample, cursor = self._next(iterator, step, shard, cursor)
                 samples.append(sample)
-            if micro == self.micro_batches - 1:  # before the last yield: its consumer may not come back for more
+            if micro == last:  # before the last yield: its consumer may not come back for more
                 self._iterators[shard], self._read[shard] = iterator, cursor
             yield self._collate(_part_of(samples, self._part))
 

@@ -18,6 +18,8 @@ from planaria.torch import random as seeding
 from planaria.torch.checkpoints import Checkpoints, read_schedule
 from planaria.torch.clipping import clip_grad_norm_
 from planaria.torch.fingerprint import fingerprint, of_group
+from planaria.torch.low_comm_settings import of_low_communication
+from planaria.torch.low_comm_worker import LowCommWorker
 from planaria.torch.own_loop import OwnLoop
 from planaria.torch.registered import MODEL, NAME, RegisteredPart
 from planaria.torch.rehearsal import Rehearsal, await_part, take
@@ -201,7 +203,10 @@ class Job:
             raise UsageError(f"{what} must be called before job.steps (or job.register)")
 
     def _refuse_shared(self, part: RegisteredPart) -> None:
-        theirs = {id(parameter) for _, parameter in ProtectedState(**self._protected).parameters()}
+        protected = ProtectedState(**self._protected)
+        if protected.sync is not None:
+            raise UsageError("job.register cannot be combined with low communication; drive the loop by job.steps")
+        theirs = {id(parameter) for _, parameter in protected.parameters()}
         for module in part.modules:
             for name, parameter in module.parameters.items():
                 if id(parameter) in theirs:
@@ -263,7 +268,8 @@ class Job:
         """What is protected, with what Planaria itself must know after healing."""
         facts: dict[str, Any] = {"metrics": []}
         state = ProtectedState(**self._protected, planaria=facts)
-        self._parameters = [parameter for _, parameter in state.parameters()]
+        named = state.parameters() if state.sync is None else state.sync.trained
+        self._parameters = [parameter for _, parameter in named]
         if not self._parameters:
             raise UsageError("job.protect(model=...) must name the model before job.steps")
         if not any(parameter.requires_grad for parameter in self._parameters):
@@ -280,9 +286,16 @@ class Job:
         self._check(total)
         state, facts = self._state()
         self._started = True
-        session = Session(self.settings, self._world, self._page, state.device)
-        worker = Worker(session, state, facts, self._overlap, self._allow_unused)
-        own = fingerprint(state, self.settings, self.exact, layout=self._world.layout, steps=str(total))
+        more = {"layout": self._world.layout, "steps": str(total)}
+        if state.sync is None:
+            session = Session(self.settings, self._world, self._page, state.device)
+            worker: Worker = Worker(session, state, facts, self._overlap, self._allow_unused)
+        else:
+            self.settings, script = of_low_communication(self.settings, state.sync)
+            session = Session(self.settings, self._world, self._page, state.device)
+            worker = LowCommWorker(session, state, facts, state.sync, script)
+            more["sync"] = state.sync.method
+        own = fingerprint(state, self.settings, self.exact, **more)
         if self._schedule is not None:
             beat = self._page.beat if self._page is not None else lambda: None
             worker.checkpoints = Checkpoints(

@@ -31,7 +31,7 @@ class ShardNumbers:
 
     def bind(self, shards: int, seed: int = 0, part: tuple[int, int] = (0, 1)) -> None: ...
 
-    def batches(self, step: int, shard: int) -> Iterator[int]:
+    def batches(self, step: int, shard: int, steps: int = 1) -> Iterator[int]:
         yield shard
 
     def cursor_after(self, shard: int) -> int:

@@ -312,6 +312,12 @@ class DictPart(Part):
     def pack_marked(self, tensors: list[Tensor]) -> Any:
         return plain.pack(plain.unpack(*self._marked), tensors, self.name)
 
+    def put_back(self) -> None:
+        """What it was at the last ``mark``."""
+        marked = plain.unpack(*self._marked)
+        self._value.clear()
+        self._value.update(marked)
+
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
         if type(plain.unpack(body, sources)) is not dict:
             raise ProtocolError(f"a peer's state of {self.name} is no dict")
@@ -341,6 +347,10 @@ class StatefulPart(Part):
 
     def pack_marked(self, tensors: list[Tensor]) -> Any:
         return plain.pack(plain.unpack(*self._marked), tensors, self.name)
+
+    def put_back(self) -> None:
+        """What it was at the last ``mark``."""
+        self._value.load_state_dict(plain.unpack(*self._marked))
 
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
         plain.unpack(body, sources)

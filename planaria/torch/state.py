@@ -17,10 +17,25 @@ from torch.distributed.tensor import DTensor
 
 from planaria.errors import ProtocolError, UsageError
 from planaria.torch import plain
-from planaria.torch.parts import ModulePart, Part, Received, TensorSpec, feed, live, make_part, spec_of, wire_form
+from planaria.torch.low_comm import LowCommunication
+from planaria.torch.parts import (
+    DictPart,
+    ModulePart,
+    Part,
+    Received,
+    StatefulPart,
+    TensorSpec,
+    feed,
+    live,
+    make_part,
+    spec_of,
+    wire_form,
+)
 from planaria.torch.registered import RegisteredPart
+from planaria.torch.sync_part import SyncPart
 
 VERSION = 1
+FACTS = "planaria"  # the name of what Planaria itself must know after healing
 MAX_PROBLEMS = 5  # that a message lists: the first ones tell which line of the script differs
 
 
@@ -37,12 +52,16 @@ class ProtectedState:
         self._objects = list(flat.values())
         self.registered = next((each for each in flat.values() if isinstance(each, RegisteredPart)), None)
         own = [ModulePart(name, value) for name, value in flat.items() if isinstance(value, nn.Module)]
-        self._modules = own + (self.registered.modules if self.registered is not None else [])
+        syncs = [SyncPart(name, value) for name, value in flat.items() if isinstance(value, LowCommunication)]
+        self.sync = syncs[0] if syncs else None
+        _check_sync(syncs, flat)
+        self._modules: list[ModulePart] = [*own, *(self.registered.modules if self.registered is not None else [])]
+        self._modules += self.sync.modules if self.sync is not None else []
         self._watched: list[Tensor] | None = None  # parameters and buffers, looked up at the first mark
         self._versions = 0
         # So that errors and files can name what an optimizer only numbers.
         names = {id(parameter): name for name, parameter in self.parameters()}
-        parts: dict[str, Part] = {part.name: part for part in own}
+        parts: dict[str, Part] = {part.name: part for part in (*own, *syncs)}
         self._parts = {name: parts.get(name) or make_part(name, value, names) for name, value in flat.items()}
 
     @property
@@ -83,6 +102,13 @@ class ProtectedState:
     def mark_only(self, name: str) -> None:
         """Of one object, this moment's state counts."""
         self._parts[name].mark()
+
+    def put_back(self, data: object) -> None:
+        """Make the script's own plain data, and what has state_dict, what it was at the last ``mark``; not ``data``,
+        which stands where the last commit left it."""
+        for (name, part), value in zip(self._parts.items(), self._objects, strict=True):
+            if name != FACTS and value is not data and isinstance(part, DictPart | StatefulPart):
+                part.put_back()
 
     def _tensor_versions(self) -> int:
         if self._watched is None:
@@ -241,6 +267,30 @@ def _flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flattened(f"{name}.{key}", item)
     elif value is not None:
         yield name, value
+
+
+def _check_sync(syncs: Sequence[SyncPart], flat: Mapping[str, Any]) -> None:
+    """Raises UsageError for what cannot be protected beside low communication."""
+    if not syncs:
+        return
+    if len(syncs) > 1:
+        raise UsageError(
+            f"job.protect names {syncs[0].name} and {syncs[1].name}; one job has one method of low communication, "
+            "which can be given several modules and inner optimizers"
+        )
+    sync = syncs[0]
+    local = {id(each) for _, each in sync.trained}
+    for name, value in flat.items():
+        if isinstance(value, nn.Module) and any(id(parameter) in local for parameter in value.parameters()):
+            raise UsageError(
+                f"job.protect names {name}, whose parameters are those of {sync.name}: each group has its own of them; "
+                f"protect {sync.name} only"
+            )
+        if any(value is each for each in sync.sync.inner):
+            raise UsageError(
+                f"job.protect names {name}, the inner optimizer of {sync.name}: each group has a state of its own; "
+                f"protect {sync.name} only"
+            )
 
 
 def _parse(manifest: bytes) -> dict[str, Any]:

@@ -32,17 +32,15 @@ from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, c
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
+from planaria.torch.nonfinite import suspects_of
 from planaria.torch.records import (
     ShardRecord,
     cursors,
     decode_tail,
     encode_tail,
     mean_metrics,
-    pack_presence,
-    presence_bytes,
     tail_bytes,
     union_presence,
-    unpack_presence,
 )
 from planaria.torch.rounds import Note
 from planaria.torch.scalars import METRICS, check_names, recorded
@@ -56,7 +54,7 @@ SMOOTHING = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchanged:
+class Exchanged:
     """What an exchange brought, beside the gradients."""
 
     words: list[ControlWord]
@@ -259,6 +257,7 @@ class Worker:
                 case core.Compute():
                     yield from self._shard(action, data)
                 case core.Exchange():
+                    yield from self._before_exchange(action, data)
                     if self._reduce(action):
                         return
 
@@ -316,15 +315,22 @@ class Worker:
             if self.session.page is not None:
                 self.session.page.beat()
         presence = self._store.end_shard()
-        self._buffers.check(before, f"{self.settings.where}, step {action.step}, shard {action.shard}")
+        self._end_shard(ShardRecord(action.shard, presence, (), data.cursor_after(action.shard)), before, started)
+
+    def _end_shard(self, record: ShardRecord, buffers: list[tuple[int, int]], started: float) -> None:
+        """The shard's sums are held. ``buffers`` were such when it began, at ``started`` (time.perf_counter)."""
+        shard = record.shard
+        self._buffers.check(buffers, f"{self.settings.where}, step {self.step}, shard {shard}")
         self._check_metrics()
-        self._raw[action.shard] = self._recorded
-        self._records[action.shard] = ShardRecord(action.shard, presence, (), data.cursor_after(action.shard))
-        self.session.stepper.shard_done(action.shard)
+        self._raw[shard], self._records[shard] = self._recorded, record
+        self.session.stepper.shard_done(shard)
         self.shards_computed += 1
         seconds = time.perf_counter() - started
         mean = self._mean_seconds
         self._mean_seconds = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+
+    def _before_exchange(self, action: core.Exchange, data: ShardedSource) -> Iterator[Any]:
+        yield from ()
 
     def record(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -359,7 +365,7 @@ class Worker:
             exchange.begin(
                 work.nodes(self.settings.shards, self.settings.merges),
                 self.settings.shards,
-                divisor=work.present,
+                divisor=self._divisor(work),
                 reduction=self.settings.reduction,
                 tail_bytes=self._tail_bytes,
                 noise=seeding.noise_key(self.settings.seed, work.step),
@@ -369,6 +375,9 @@ class Worker:
         self._begun = work
         self._partners = tuple(member.group for member in communicator.quorum.members)
         return exchange
+
+    def _divisor(self, work: core.Exchange) -> int:
+        return work.present
 
     def _reduce(self, work: core.Exchange) -> bool:
         """Finish the step's exchange; True if its gradients are final on all ranks of the group."""
@@ -382,10 +391,10 @@ class Worker:
         return final
 
     def _finish(self, work: core.Exchange) -> bool:
-        found: list[_Exchanged] = []
+        found: list[Exchanged] = []
         ok = self.session.attempt(work.quorum, "exchange", lambda: found.append(self._exchange_all(work)))
         # From here on a device stands still: whatever can be done before is done in _prepare.
-        told = found[0] if ok else _Exchanged([], [], {})
+        told = found[0] if ok else Exchanged([], [], {})
         named = self._named if ok and all(word.planned == self._named for word in told.words) else NO_QUORUM
         note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means, named=named)
         outcome = self.session.agree(note)
@@ -416,7 +425,7 @@ class Worker:
         others = [word.seconds_per_shard for rank, word in enumerate(words) if rank != own]
         self.session.page.speed(self._mean_seconds, slowness(words[own].seconds_per_shard, others))
 
-    def _exchange_all(self, work: core.Exchange) -> _Exchanged:
+    def _exchange_all(self, work: core.Exchange) -> Exchanged:
         if self._begun != work:
             exchange = self._begin(work)
             if exchange is None:
@@ -434,12 +443,12 @@ class Worker:
         result = exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
         return replace(told, finite=result.finite)
 
-    def _prepare(self, announced: Announcement, work: core.Exchange) -> _Exchanged:
+    def _prepare(self, announced: Announcement, work: core.Exchange) -> Exchanged:
         """What can be done while the device still works, and does not matter if its results never come."""
         words, records = self._open(announced.tails, work)
         self._store.expect(announced.buckets, union_presence(records, len(self.named)))
         seeding.seed_apply(self.settings.seed, work.step)
-        return _Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)))
+        return Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)))
 
     def _abandon(self) -> None:
         # Peers that have not heard yet may go on reading what was handed out: later sums go to fresh buffers.
@@ -462,36 +471,12 @@ class Worker:
 
     def _stop_on_nonfinite(self, work: core.Exchange, records: list[ShardRecord]) -> None:
         """Every member saw the same flags, so all come here; together they find the shards."""
-        shards = self.settings.shards
-        bad = [False] * shards
-        for record in records:
-            bad[record.shard] = any(not math.isfinite(metric) for metric in record.metrics)
-        mine = [False] * shards
-        for index, node in enumerate(self._store.nodes):
-            parts = (self._store.parts(b)[index] for b in range(len(self._layout.buckets)))
-            if not all(bool(torch.isfinite(part).all()) for part in parts):
-                mine[node.start : node.stop] = [True] * node.size
-        seen = [pack_presence(mine)]
-
-        def ask() -> None:
-            pending = self.session.communicator(work.quorum).gather(pack_presence(mine))
-            seen.extend(pending.wait(lambda: self.session.stopped_waiting(work.quorum)))
-
-        self.session.attempt(work.quorum, "looking for what is not finite", ask)
-        # A loss that is not finite tells the shard exactly; a sum of gradients only the shards that are in it.
-        exact = self._shards_in(self.session.gather(pack_presence(bad)))
-        suspects = exact or self._shards_in(self.session.gather(b"".join(seen)))
+        suspects = suspects_of(records, self._store, self.session, work.quorum)
         names = ", ".join(map(str, sorted(suspects))) or "unknown"
         raise NonFiniteError(
             f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
             f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
         )
-
-    def _shards_in(self, bitmaps: list[bytes]) -> set[int]:
-        """Shards that any of the bitmaps, of which each payload may hold several, names."""
-        shards, size = self.settings.shards, presence_bytes(self.settings.shards)
-        singles = [each[at : at + size] for each in bitmaps for at in range(0, len(each), size)]
-        return {shard for each in singles for shard, named in enumerate(unpack_presence(each, shards)) if named}
 
     # --- healing ---------------------------------------------------------------------------------------------
 

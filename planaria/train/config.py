@@ -125,6 +125,25 @@ class FaultTolerance:
 
 
 @dataclass(frozen=True, slots=True)
+class SemiSync:
+    """Groups that exchange what has become of their parameters now and then, not gradients in every step."""
+
+    method: Literal["none", "local_sgd", "diloco", "streaming"] = key("none", "of low communication")
+    sync_steps: int = key(40, "optimizer steps between two exchanges of a parameter", 1)
+    num_fragments: int = key(1, "streaming: parts of the model, exchanged in turn", 1)
+    fragment_sync_delay: int = key(1, "streaming: steps for which an exchange goes on beside training", 0)
+    fragment_update_alpha: float = key(0.5, "streaming: share of a group's own value in its next; below 1", 0, 1)
+    outer_lr: float = key(0.7, "diloco, streaming: learning rate of the outer optimizer, SGD", 0)
+    outer_momentum: float = key(0.9, "diloco, streaming: its Nesterov momentum", 0, 1)
+    exact: bool = key(False, "local_sgd, diloco: compute what a lost group had to; fresh optimizers in every round")
+
+    @property
+    def round(self) -> int:
+        """Optimizer steps between two exchanges of anything."""
+        return self.sync_steps // self.num_fragments if self.method == "streaming" else self.sync_steps
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     log_freq: int = key(10, "steps between two lines of metrics", 1)
     enable_tensorboard: bool = key(False, "write them for TensorBoard as well")
@@ -158,6 +177,7 @@ class Config:
     compile: Compile = field(default_factory=Compile)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     fault_tolerance: FaultTolerance = field(default_factory=FaultTolerance)
+    semi_sync: SemiSync = field(default_factory=SemiSync)
     metrics: Metrics = field(default_factory=Metrics)
     validation: Validation = field(default_factory=Validation)
     debug: Debug = field(default_factory=Debug)
@@ -354,7 +374,31 @@ def _check(config: Config) -> None:
             "fault_tolerance.replica_id runs one group of several nodes: it needs fault_tolerance.enable, "
             "fault_tolerance.lighthouse and job.name, alike on all nodes"
         )
+    _check_semi_sync(config)
     _check_model(config)
+
+
+def _check_semi_sync(config: Config) -> None:
+    s, steps = config.semi_sync, config.training.steps
+    if s.method == "none":
+        return
+    if s.method == "streaming" and s.sync_steps % s.num_fragments:
+        raise UsageError(
+            f"semi_sync.sync_steps is {s.sync_steps}; it must be a multiple of the {s.num_fragments} num_fragments"
+        )
+    if s.method == "streaming" and s.exact:
+        raise UsageError("semi_sync.exact cannot be had with streaming: groups' parameters are never wholly shared")
+    if s.method == "streaming" and s.fragment_sync_delay >= s.round:
+        raise UsageError(
+            f"semi_sync.fragment_sync_delay is {s.fragment_sync_delay}; it must be below the {s.round} steps of a "
+            "round (sync_steps divided by num_fragments)"
+        )
+    if s.fragment_update_alpha == 1 or s.outer_momentum == 1 or s.outer_lr == 0:
+        raise UsageError("semi_sync: fragment_update_alpha and outer_momentum must be below 1, and outer_lr above 0")
+    if steps % s.round:
+        raise UsageError(
+            f"training.steps is {steps}; it must be a multiple of the {s.round} steps of a [semi_sync] round"
+        )
 
 
 def _check_model(config: Config) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.utils.data import default_collate
 
 import planaria.torch as pt
 from planaria.errors import UsageError
 from planaria.train.config import Config
-from planaria.train.data import Samples, samples_of
+from planaria.train.data import samples_of
+from planaria.train.measures import Speed, Validation
 from planaria.train.metrics import Recorder
 from planaria.train.network import Network
 from planaria.train.optimizer import make_optimizer, rate
-from planaria.train.shapes import SHAPES, Shape, peak_of
+from planaria.train.rounds import sync_of, train_in_rounds
+from planaria.train.shapes import SHAPES, Shape
 from planaria.train.tokens import Tokenizer, tokenizer_of
 
 
@@ -53,21 +53,26 @@ def train(config: Config) -> None:
         folder / "metrics.jsonl", folder / board if config.metrics.enable_tensorboard else None, config.training.steps
     )
     facts = {"data": digest}
-    job.protect(
-        overlap=network.pipeline is None,
-        model=network.module,
-        optimizer=optimizer,
-        recorder=recorder.state,
-        facts=facts,
-    )
+    sync = sync_of(config, network, optimizer)
+    trained = {"model": network.module, "optimizer": optimizer} if sync is None else {"sync": sync}
+    job.protect(overlap=network.pipeline is None, recorder=recorder.state, facts=facts, **trained)
+    each = 1 if sync is None else config.semi_sync.round  # optimizer steps in a step of the job
     if config.checkpoint.enable:
-        job.checkpoint(folder / config.checkpoint.folder, config.checkpoint.interval, config.checkpoint.keep_latest_k)
+        interval = max(1, config.checkpoint.interval // each)
+        job.checkpoint(folder / config.checkpoint.folder, interval, config.checkpoint.keep_latest_k)
     speed = Speed(shape, config, job, ranks)
-    last = config.training.steps - 1
 
-    for step in job.steps(config.training.steps):
+    def same_tokens() -> None:
         if facts["data"] != digest:  # healed by groups that read something else
             raise UsageError(f"group {job.group} has other tokens than the job; give all nodes the same data")
+
+    if sync is not None:
+        train_in_rounds(config, job, data, network, optimizer, sync, recorder, speed, check, same_tokens)
+        recorder.close()
+        return
+    last = config.training.steps - 1
+    for step in job.steps(config.training.steps):
+        same_tokens()
         with step.guard():
             for tokens, labels in step.batches(data):
                 loss = network.train(tokens, labels)
@@ -111,62 +116,3 @@ def shape_of(config: Config, tokenizer: Tokenizer) -> Shape:
             f"{config.model.flavor}"
         )
     return shape
-
-
-class Validation:
-    """The mean loss over the same batches every time, computed by every group for itself: nothing is exchanged between
-    groups, and all get the same. Whatever it draws from random generators changes nothing: they are seeded anew
-    before the next step."""
-
-    def __init__(self, config: Config, network: Network, samples: Samples) -> None:
-        self._network, self._samples = network, samples
-        self._size = network.batch_size * network.data_ranks
-        shard = self._size * network.batches
-        self._batches = min(config.validation.steps, len(samples) // shard) * network.batches
-        if not self._batches:
-            raise UsageError(
-                f"[validation] has {len(samples)} samples but needs the {shard} of a shard; hold out more, or give it "
-                "files"
-            )
-
-    def loss(self) -> float:
-        module, each = self._network.module, self._network.batch_size
-        module.eval()
-        losses = []
-        for batch in range(self._batches):
-            first = batch * self._size + self._network.data_rank * each
-            tokens, labels = default_collate([self._samples[index] for index in range(first, first + each)])
-            losses.append(self._network.evaluate(tokens, labels))
-        module.train()
-        return self._network.mean(losses)
-
-
-class Speed:
-    """Tokens a second of the whole job, and how much of the devices' peak that is (model FLOPs utilisation)."""
-
-    def __init__(self, shape: Shape, config: Config, job: pt.Job, ranks: int) -> None:
-        length = config.training.seq_len
-        once = config.training.local_batch_size * config.degrees(ranks)["fsdp"]
-        self._tokens = length * once * job.shards * config.micro_batches(job.shards, ranks)
-        self._flops, self._ranks = shape.flops_per_token(length), ranks
-        name = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else ""
-        self._peak = peak_of(name)
-        self._then: tuple[int, float] | None = None
-
-    def start(self, step: int) -> tuple[int, float]:
-        """Measure from here on, ``step`` being the newest that is done. Returns it, and the time."""
-        self._then = (step, time.perf_counter())
-        return self._then
-
-    def since(self, step: int, groups: int) -> dict[str, float]:
-        """Over the steps since the last call, ``step`` being the newest; nothing at the first call. ``groups`` took
-        part in it."""
-        before = self._then
-        then, now = self.start(step)
-        if before is None:
-            return {}
-        rate = (then - before[0]) * self._tokens / (now - before[1])
-        found = {"tokens_per_second": rate}
-        if self._peak is not None:
-            found["mfu"] = rate * self._flops / (self._peak * self._ranks * groups)
-        return found

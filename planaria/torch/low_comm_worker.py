@@ -1,0 +1,252 @@
+"""The training thread's side of a round of low communication: a Worker whose shards are stretches of inner steps, and
+whose gradients are what these changed.
+
+To the Worker the *shared* parameters are the model. Their gradients are pseudo-gradients, which are put there when
+the inner steps are done, and the optimizer's step is the outer one, at the end of ``step.batches``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from planaria.core import stepper as core
+from planaria.core.messages import NO_QUORUM, Phase, QuorumId
+from planaria.errors import NonFiniteError, UsageError
+from planaria.exchange.layout import Layout
+from planaria.exchange.tree_exchange import Announcement, TreeExchange
+from planaria.torch import random as seeding
+from planaria.torch.buckets import local_numel
+from planaria.torch.checks import TrainableWatch
+from planaria.torch.data import ShardedSource
+from planaria.torch.gradients import GradientStore
+from planaria.torch.records import ABSENT, ShardRecord, mean_metrics
+from planaria.torch.session import Session
+from planaria.torch.state import ProtectedState
+from planaria.torch.sync_part import SyncPart
+from planaria.torch.worker import Exchanged, Worker
+from planaria.wire import membership
+
+
+@dataclass(slots=True)
+class _Fragment:
+    """What the Worker needs of the parameters that are exchanged together."""
+
+    named: list[tuple[str, Parameter]]
+    layout: Layout
+    store: GradientStore
+    exchange: tuple[QuorumId, TreeExchange] | None = None
+
+
+class LowCommWorker(Worker):
+    """``sync`` is a part of ``state``; ``script``: a run of which this one is a replay."""
+
+    def __init__(
+        self,
+        session: Session,
+        state: ProtectedState,
+        facts: dict[str, Any],
+        sync: SyncPart,
+        script: membership.Script | None,
+    ) -> None:
+        # A parameter that a loss does not reach has not changed: that is no gradient that is missing.
+        super().__init__(session, state, facts, overlap=False, allow_unused=True)
+        self._sync = sync
+        self._script = script
+        self._settled = TrainableWatch(sync.trained)
+        self._fragments = [self._fragment(number) for number in range(len(sync.fragments))]
+        self._fragment_in_use = 0
+        self._computed = False  # something of this step, by the loop's body
+        self._steps_seen: list[int] = []  # of each inner optimizer, when the batches had ended
+        self._told: list[ShardRecord] = []  # of all shards, as of the newest exchange
+
+    def _fragment(self, number: int) -> _Fragment:
+        named = self._sync.shared_of(number)
+        layout = Layout([local_numel(parameter) for _, parameter in named])
+        return _Fragment(named, layout, GradientStore(named, self.settings.shards, layout, overlap=False))
+
+    def begin_step(self) -> bool:
+        goes_on = super().begin_step()
+        self._computed = False
+        if goes_on and self.session.alone:  # else it was marked
+            self.state.mark()
+        return goes_on
+
+    def commit(self) -> None:
+        if not self.overtaken and self._sync.inner_steps != self._steps_seen:
+            raise UsageError(
+                f"{self.settings.where}, step {self.step}: the inner optimizer was stepped after step.batches had "
+                "ended; its steps belong into the loop over the batches"
+            )
+        super().commit()
+
+    def finish(self) -> bool:
+        if not super().finish():
+            return False
+        self._sync.settle()
+        self._write()
+        return True
+
+    def _fresh_step(self) -> None:
+        if self._store_step != self.step:
+            self._fragments[self._fragment_in_use].exchange = self._exchange
+            self._fragment_in_use = self.step % len(self._fragments)
+            chosen = self._fragments[self._fragment_in_use]
+            self.named, self._layout, self._store = chosen.named, chosen.layout, chosen.store
+            self._exchange = chosen.exchange
+        super()._fresh_step()
+
+    # --- a shard ---------------------------------------------------------------------------------------------
+
+    def _shard(self, action: core.Compute, data: ShardedSource) -> Iterator[Any]:
+        sync = self._sync
+        started = time.perf_counter()
+        before = self._buffers.now()
+        anew = self._begin_shard(action.step, action.shard)
+        self._store.begin_shard(action.shard)
+        ready = (sync.sync.steps - sync.sync.delay) * data.micro_batches
+        weight, presence = 0.0, b""
+        for number, batch in enumerate(self._batches(data, action.step, action.shard), 1):
+            yield batch
+            if number == ready:
+                weight = self._contribute(action, data)
+                presence = self._store.end_shard()
+                sync.clear(self._fragment_in_use)
+                if sync.sync.delay and action.last:
+                    self._send_early()
+        sync.check_steps(sync.sync.steps, data.micro_batches, f"{self.settings.where}, step {action.step}")
+        record = ShardRecord(action.shard, presence, (), data.cursor_after(action.shard), weight, anew)
+        self._end_shard(record, before, started)
+
+    def _begin_shard(self, step: int, shard: int) -> bool:
+        """Whether the shard begins anew."""
+        self._computed = True
+        self.session.show(Phase.COMPUTING, shard)
+        scripted = self._script is not None and shard in self._script.membership.of(step).anew
+        anew = self._sync.kept != (step, shard) or scripted
+        if anew:
+            self.state.put_back(self._data)  # another shard may have been computed since the step began
+            self._sync.renew()
+        self._sync.begin(step)
+        self._recorded = {}
+        seeding.seed_shard(self.settings.seed, step, shard, self.session.world.part[0])
+        return anew
+
+    def _batches(self, data: ShardedSource, step: int, shard: int) -> Iterator[Any]:
+        steps = self._sync.sync.steps
+        for batch in data.batches(step * steps, shard, steps):
+            yield batch
+            if self.session.page is not None:
+                self.session.page.beat()
+
+    def _contribute(self, action: core.Compute, data: ShardedSource) -> float:
+        """Make this group's change the gradient of the shared parameters. Its weight; 0 if it does not count."""
+        sync, shard = self._sync, action.shard
+        due = sync.sync.steps - sync.sync.delay
+        sync.check_steps(due, data.micro_batches, f"{self.settings.where}, step {action.step}")
+        changes = sync.changes(self._fragment_in_use)
+        finite = bool(torch.stack([torch.isfinite(change).all() for change in changes]).all())
+        # All ranks of the group count, or none does; and what they count is the group's.
+        told = [json.loads(each) for each in self.session.gather(json.dumps([finite, sync.tokens]).encode())]
+        weight = math.fsum(tokens for _, tokens in told) or 1.0
+        sync.tokens = 0.0
+        if self._script is not None:
+            if self._script.absent(action.step, shard):
+                return ABSENT
+            if shard in self._script.membership.of(action.step).left_out:
+                return 0.0
+        if not sync.sync.exact and not all(fine for fine, _ in told):
+            return 0.0
+        sync.put(self._fragment_in_use, changes, weight)
+        return weight
+
+    def _send_early(self) -> None:
+        """The exchange goes on beside the inner steps that are left."""
+        exchange = self._begin(self.session.stepper.work())
+        if exchange is not None:
+            for bucket in range(len(self._layout.buckets)):
+                exchange.submit(bucket, self._store.parts(bucket))
+
+    def _before_exchange(self, action: core.Exchange, data: ShardedSource) -> Iterator[Any]:
+        """Without a shard of its own (the others have all of them already, or it has no slot) a group goes through one
+        all the same: what the loop's body changes beside the model, learning rates above all, must be as on the others.
+        """
+        if self._computed:
+            return
+        self._begin_shard(action.step, 0)
+        yield from self._batches(data, action.step, 0)
+        self._recorded = {}
+        self._sync.renew(options=False)
+
+    # --- the exchange ----------------------------------------------------------------------------------------
+
+    def _divisor(self, work: core.Exchange) -> int:
+        return 1  # sums: the divisor is their weight, which the tails say
+
+    def _prepare(self, announced: Announcement, work: core.Exchange) -> Exchanged:
+        told = super()._prepare(announced, work)
+        self._told = told.records
+        counted = [record for record in told.records if record.weight > 0]
+        means = dict(zip(self.metric_names, mean_metrics(counted), strict=False))
+        # What is absent by script was not there: its samples are not used.
+        return replace(told, records=[r for r in told.records if r.weight != ABSENT], means=means)
+
+    def _reduce(self, work: core.Exchange) -> bool:
+        if not super()._reduce(work):
+            return False
+        sync, step = self._sync, work.step
+        counted = [record for record in self._told if record.weight > 0]
+        out = [record.shard for record in self._told if record.weight == 0]
+        if not counted:
+            groups = ", ".join(map(str, out))
+            raise NonFiniteError(
+                f"job {self.settings.job}, sync {step}: what groups {groups} made of the parameters is not finite (NaN "
+                "or infinite), and nobody else was there. The shared parameters were not touched; lower the learning "
+                "rate, or clip gradients"
+            )
+        mine = self._store.have
+        keeps = not sync.sync.exact and len(mine) == 1 and mine <= {record.shard for record in counted}
+        sync.outer_step(self._fragment_in_use, math.fsum(record.weight for record in counted), keeps)
+        sync.kept = (step + 1, *mine) if keeps else None  # type: ignore[assignment]
+        self._steps_seen = sync.inner_steps
+        if not sync.sync.exact:
+            self._note(step, counted, out)
+        return True
+
+    def _note(self, step: int, counted: list[ShardRecord], out: list[int]) -> None:
+        there = frozenset(record.shard for record in counted)
+        anew = frozenset(record.shard for record in counted if record.anew)
+        made = membership.Sync(there, anew, frozenset(out))
+        if self._script is not None and self._script.membership.of(step) != made:
+            was, now = (", ".join(map(str, sorted(sync.counted))) for sync in (self._script.membership.of(step), made))
+            raise UsageError(
+                f"job {self.settings.job}, sync {step}: groups {was} took part in it in the run that is replayed, and "
+                f"groups {now} in this one; a group was lost meanwhile: replay it again"
+            )
+        if self._sync.membership.add(step, made):
+            self._write()
+        if out and self.session.world.rank == 0 and self.session.member.group in (self.groups[0], *out):
+            groups = f"group{'s' if len(out) > 1 else ''} {', '.join(map(str, out))}"
+            sys.stderr.write(
+                f"planaria: job {self.settings.job}, sync {step}: what {groups} made of the parameters is not finite "
+                "(NaN or infinite); left out of this sync, to begin anew with the shared parameters\n"
+            )
+
+    def _write(self) -> None:
+        """Before the step is committed: a sync that counts is on the disk of somebody who lives."""
+        directory = self.settings.directory
+        if directory is None or self.session.world.rank != 0 or self._sync.sync.exact:
+            return
+        run = membership.Script(
+            directory, self._sync.method, self.settings.shards, self.settings.seed, self._sync.membership
+        )
+        target = self.session.stepper.target
+        membership.write(directory, run, NO_QUORUM if target is None else target.id, self.step)

@@ -1,0 +1,43 @@
+"""Which shards brought what is not finite into a step's sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from planaria.core.messages import QuorumId
+from planaria.torch.gradients import GradientStore
+from planaria.torch.records import ShardRecord, pack_presence, presence_bytes, unpack_presence
+from planaria.torch.session import Session
+
+
+def suspects_of(records: Sequence[ShardRecord], store: GradientStore, session: Session, quorum: QuorumId) -> set[int]:
+    """The shards, as all members find together. A loss that is not finite tells the shard exactly; a sum of gradients
+    only the shards that are in it."""
+    shards = store.shards
+    bad = [False] * shards
+    for record in records:
+        bad[record.shard] = any(not math.isfinite(metric) for metric in record.metrics)
+    mine = [False] * shards
+    for index, node in enumerate(store.nodes):
+        parts = (store.parts(b)[index] for b in range(len(store.bucket_numels)))
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
+            mine[node.start : node.stop] = [True] * node.size
+    seen = [pack_presence(mine)]
+
+    def ask() -> None:
+        pending = session.communicator(quorum).gather(pack_presence(mine))
+        seen.extend(pending.wait(lambda: session.stopped_waiting(quorum)))
+
+    session.attempt(quorum, "looking for what is not finite", ask)
+    exact = _named(session.gather(pack_presence(bad)), shards)
+    return exact or _named(session.gather(b"".join(seen)), shards)
+
+
+def _named(bitmaps: Sequence[bytes], shards: int) -> set[int]:
+    """Shards that any of the bitmaps, of which each payload may hold several, names."""
+    size = presence_bytes(shards)
+    singles = [each[at : at + size] for each in bitmaps for at in range(0, len(each), size)]
+    return {shard for each in singles for shard, named in enumerate(unpack_presence(each, shards)) if named}

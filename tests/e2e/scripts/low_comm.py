@@ -1,0 +1,62 @@
+"""A small model trained by a method of low communication. Options make it misbehave in one way."""
+
+import argparse
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import planaria.torch as pt
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--method", default="diloco")
+parser.add_argument("--rounds", type=int, default=60)
+parser.add_argument("--every", type=int, default=2)
+parser.add_argument("--exact", action="store_true")
+parser.add_argument("--shards", type=int)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds in every inner step")
+parser.add_argument("--hold", type=Path, help="until this file exists, every round of the second half takes long")
+parser.add_argument("--guard", action="store_true", help="outlive the loss of a rank")
+parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
+args = parser.parse_args()
+
+job = pt.init(shards=args.shards, seed=3)
+odd = args.odd if job.group == 1 else ""
+width = 32
+model = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, width), nn.Linear(width, 4))
+if job.world_size > 1:
+    for layer in (model[0], model[3]):
+        fully_shard(layer, mesh=job.mesh)
+    fully_shard(model, mesh=job.mesh)
+inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+every = args.every * 2 if odd == "every" else args.every
+if args.method == "streaming":
+    sync = pt.StreamingDiLoCo(model, inner, every=2 * every, fragments=2, delay=1)
+elif args.method == "local_sgd":
+    sync = pt.LocalSGD(model, inner, every=every, exact=args.exact)
+else:
+    sync = pt.DiLoCo(model, inner, every=every, exact=args.exact)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, args.rounds * args.every)
+generator = torch.Generator().manual_seed(0)
+points = torch.randn(500, 16, generator=generator)
+labels = torch.randint(0, 4, (500,), generator=generator)
+data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
+job.protect(sync=sync, scheduler=scheduler)
+for step in job.steps(args.rounds):
+    with step.guard() if args.guard else nullcontext():
+        for x, y in step.batches(data):
+            loss = nn.functional.cross_entropy(model(x), y)
+            if odd == "nan" and step.index == 5:
+                loss = loss * float("nan")
+            loss.backward()
+            inner.step()
+            inner.zero_grad()
+            scheduler.step()
+            step.record(loss=loss)
+            time.sleep(args.pause)
+            held = time.monotonic() + 0.6 / every
+            while args.hold and 2 * step.index >= args.rounds and time.monotonic() < held and not args.hold.exists():
+                time.sleep(0.01)

@@ -1,0 +1,100 @@
+"""Low communication under SIGKILL: exact runs have the quiet run's bits, others those of their replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.core.messages import Phase
+from tests.e2e.harness import Run
+
+pytestmark = pytest.mark.e2e
+SCRIPT = Path(__file__).parent / "scripts" / "low_comm.py"
+
+
+def start(directory: Path, *words: str, groups: int = 3, more: tuple[str, ...] = ()) -> Run:
+    return Run(directory, *words, groups=groups, options=("--device", "cpu", *more), script=SCRIPT)
+
+
+def digest(run: Run) -> str:
+    """Of the final state, which all groups agree on."""
+    assert run.end() == 0, run.log()
+    (found,) = run.digests()
+    return found
+
+
+def record(run: Run) -> list[Any]:
+    """What the groups that saw the end say about who took part."""
+    ended = [f.parent / "membership.json" for f in run.directory.glob("rg*/i*/result.json")]
+    (found,) = {json.dumps(json.loads(f.read_text())["changes"]) for f in ended}
+    changes: list[Any] = json.loads(found)
+    return changes
+
+
+def test_exact_runs_have_the_bits_of_a_quiet_one(tmp_path: Path) -> None:
+    with start(tmp_path / "quiet", "--exact", groups=1, more=("--shards", "4")) as quiet:
+        expected = digest(quiet)
+    with start(tmp_path / "run", "--exact", "--pause", "0.01", more=("--shards", "4")) as run:
+        run.step(3)
+        run.signal(0)  # in the middle of its inner steps, as a rule
+        run.settled(3, beyond=5)
+        run.signal(2)
+        run.settled(3, beyond=8)
+        assert digest(run) == expected
+    assert not list(run.directory.glob("rg*/i*/membership.json"))  # the result does not depend on it
+
+
+def test_a_run_with_kills_is_replayed_bit_for_bit(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "--pause", "0.01") as run:
+        run.step(3)
+        run.signal(1)
+        run.settled(3, beyond=5)
+        run.signal(0)  # hosts the rendezvous
+        run.phase(0, 1, Phase.FORMING)
+        run.signal(0)  # once more, while it comes back
+        run.settled(3, beyond=8)
+        hurt = digest(run)
+        changes = record(run)
+    there = [set(counted) for _, counted, _, _ in changes]
+    assert changes[0][:3] == [0, [0, 1, 2], [0, 1, 2]]
+    assert there[-1] == {0, 1, 2} and {0, 2} in there and {1, 2} in there, changes
+    back = [anew for _, _, anew, _ in changes[1:] if anew]
+    assert sorted(group for anew in back for group in anew) == [0, 1], changes
+
+    with start(tmp_path / "replay", more=("--replay", str(run.directory))) as replay:
+        assert digest(replay) == hurt, (changes, record(replay))
+    assert record(replay) == changes
+
+
+def test_what_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    words = ("--odd", "nan")
+    with start(tmp_path / "run", *words) as run:
+        found = digest(run)
+    assert record(run)[1:] == [[5, [0, 2], [], [1]], [6, [0, 1, 2], [1], []]]
+    assert "sync 5: what group 1 made of the parameters is not finite" in (run.directory / "run.log").read_text()
+    with start(tmp_path / "replay", more=("--replay", str(run.directory))) as replay:  # without the cause
+        assert digest(replay) == found
+
+
+def test_a_group_with_other_numbers_is_refused(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "--odd", "every", groups=2) as run:
+        assert run.end() == 2
+    assert "every=2" in run.log() and "every=4" in run.log()
+
+
+def test_a_lost_rank_is_replaced_by_a_standby(tmp_path: Path) -> None:
+    words, more = ("--method", "streaming", "--guard"), ("--nproc-per-group", "2")
+    with start(tmp_path / "run", *words, "--pause", "0.01", groups=2, more=(*more, "--standbys", "1")) as run:
+        run.until(lambda: [e for e in run.events("standby") if "is warm" in e["text"]], "a warm standby")
+        run.step(3)
+        run.signal(1, rank=1)
+        run.incarnation(1, 1)
+        run.settled(2, beyond=5)
+        hurt = digest(run)
+        changes = record(run)
+    assert any(anew == [1] for _, _, anew, _ in changes[1:]), changes
+    with start(tmp_path / "replay", *words, groups=2, more=(*more, "--replay", str(run.directory))) as replay:
+        assert digest(replay) == hurt
