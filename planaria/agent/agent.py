@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.agent.closing import Closing
 from planaria.agent.ends import Ends
 from planaria.agent.events import EventLog
 from planaria.agent.health import Health, HealthWatch
@@ -119,6 +120,7 @@ class Agent:
         self.health = Health(self, assignment.health) if assignment.health is not None else None
         self.standbys = Standbys(self)
         self.moves = Moves(self)
+        self.closing = Closing(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
@@ -257,6 +259,7 @@ class Agent:
 
     def started(self, change: Started) -> None:
         """A process is a rank from now on."""
+        self._beat_at = 0.0  # an operator may want to speak of its GPU
         who = str(change.member)
         if (life := self.lives.of(change.member)) is not None:
             life.ranks[change.rank].pid = change.pid
@@ -307,7 +310,8 @@ class Agent:
 
     def _hello(self) -> Hello:
         spec = replace(self.assignment.spec, groups=self.orders.total)
-        return Hello(self.name, self.assignment.host, spec, fresh=not self.lives.groups)
+        closed = tuple(sorted(self.closing.closed))
+        return Hello(self.name, self.assignment.host, spec, not self.lives.groups, self.engine.devices(), closed)
 
     # --- looking and acting ----------------------------------------------------------------------------------
 
@@ -331,7 +335,8 @@ class Agent:
             self.events.add("recovered", text, dead.group, facts)
         if now >= self._beat_at:
             self._beat_at = now + HEARTBEAT_SECONDS
-            self.link.tell(Heartbeat(tuple(life.pulse() for life in self.lives.alive() if not life.fell)))
+            placed = {place: gpu for gpu, place in self.engine.placed().items()}
+            self.link.tell(Heartbeat(tuple(life.pulse(placed) for life in self.lives.alive() if not life.fell)))
         if self._outcome is not None:
             return
         if self._stopping:
@@ -368,9 +373,13 @@ class Agent:
                 drained = "all groups of this agent were drained"
                 self.finish(0, drained if self.lives.groups else "the job wants no groups of this agent")
             return
+        if self.closing.node and not (self.lives.alive() or self.lives.complete):
+            return  # what left comes back when it may
         spec = replace(self.assignment.plan, desired=desired, suspect_patience=self._patience())
         for action in planning.plan(spec, self._observed(), now):
             match action:
+                case planning.Start(group) if not self.closing.may_start(group):
+                    pass
                 case planning.Start(group, incarnation):
                     before = self.lives.groups.get(group)
                     if before is not None and not before.makes_way:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from planaria.agent.proc import describe
 from planaria.agent.ranklife import RankLife, culprit, suspicious
@@ -125,11 +127,13 @@ class Life:
         """``words`` about a rank, with its number where there are several."""
         return f"rank {rank.rank}: {words}" if len(self.ranks) > 1 else words
 
-    def pulse(self) -> Pulse:
+    def pulse(self, placed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Pulse:
+        """``placed``: the GPUs of (group, rank)."""
+        devices = tuple(placed.get((self.member.group, rank.rank), "") for rank in self.ranks) if placed else ()
         view = self.view
         if view is None:
-            return Pulse(self.member, Phase.STARTING, 0, NO_QUORUM, math.nan, 0.0, self.pid)
-        return Pulse(self.member, view.phase, view.step, view.quorum, view.loss, view.step_seconds, self.pid)
+            return Pulse(self.member, Phase.STARTING, 0, NO_QUORUM, math.nan, 0.0, self.pid, devices)
+        return Pulse(self.member, view.phase, view.step, view.quorum, view.loss, view.step_seconds, self.pid, devices)
 
     def observed(self) -> ObservedGroup:
         return ObservedGroup(

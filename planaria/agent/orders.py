@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from planaria.agent.proc import signal_name
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from planaria.core.messages import (
     NO_QUORUM,
+    Close,
     Desired,
     Drain,
     Kill,
@@ -45,7 +47,7 @@ class Orders:
         self._drained: set[Member] = set()
         self._fewer: set[Member] = set()  # those of them that are not to be started again
         self._unheeded: Stop | None = None
-        self._asking: dict[int, asyncio.Task[str | None]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
 
     def obey(self, order: Order) -> None:
         match order:
@@ -59,6 +61,8 @@ class Orders:
                 self._kill(order)
             case Migrate():
                 self._agent.moves.ask(order)
+            case Close():
+                self._agent.closing.obey(order)
             case Desired():
                 self._desired(order)
             case Stop():
@@ -87,14 +91,18 @@ class Orders:
             return self.total - assignment.first_group
         return min(assignment.plan.desired - len(self._fewer), self._told_total - assignment.first_group)
 
-    def ask_drain(self, group: int) -> None:
-        """Fewer groups are wanted: have the lighthouse leave one out. Its order comes back when it does."""
+    def ask_drain(self, group: int, reason: str = "", refused: Callable[[str], None] = lambda why: None) -> None:
+        """Fewer groups are wanted, or it has lost its place: have the lighthouse leave one out. Its order comes back
+        when it does; else ``refused`` is told why not."""
+
+        async def ask() -> None:
+            why = await self._agent.link.drain(self._agent.assignment.spec.job, group, reason)
+            if why is not None:
+                refused(why)
+
         if group not in self._asking:
-            task = asyncio.get_running_loop().create_task(
-                self._agent.link.drain(self._agent.assignment.spec.job, group)
-            )
-            self._asking[group] = task
-            task.add_done_callback(lambda _: self._asking.pop(group, None))
+            self._asking[group] = asyncio.get_running_loop().create_task(ask())
+            self._asking[group].add_done_callback(lambda _: self._asking.pop(group, None))
 
     def let_go(self, life: Life) -> None:
         """A group left by itself in mid-training. Like a drained one it is not replaced, and ends nothing."""
@@ -124,7 +132,10 @@ class Orders:
         if order.member in self._drained:
             return
         self._drained.add(order.member)
-        if life is None or not life.comes_back:
+        closed = self._agent.closing.node
+        if life is not None and closed:
+            life.comes_back = True
+        if not closed and (life is None or not life.comes_back):
             self._fewer.add(order.member)
             self.total -= 1
         if life is not None and life.alive:

@@ -35,6 +35,8 @@ def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
     guarded = all(rank.guarded for rank in others)
+    if not agent.standbys.warm and agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
+        return False  # the new process would have the same GPU
     # A group of one is as soon started again.
     return bool(others or agent.standbys.warm) and usable and alive and guarded and agent.others_hold_the_state(life)
 

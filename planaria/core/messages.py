@@ -197,6 +197,7 @@ class Pulse:
     loss: float  # NaN if the script records none
     step_seconds: float  # median of recent steps, 0 if unknown
     pid: int = 0
+    devices: tuple[str, ...] = ()  # the GPU of each rank, as in CUDA_VISIBLE_DEVICES; empty: on another node
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,8 @@ class Hello:
     host: str
     spec: JobSpec
     fresh: bool = False  # it has started no group yet, and waits for the Welcome to know which lives there were
+    devices: tuple[str, ...] = ()  # GPUs of its node that are the job's
+    closed: tuple[str, ...] = ()  # as in `Close`: what an operator has drained here
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +308,21 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Have another process, on another device if there is one, take a rank's place. Nothing failed."""
+    """Have another process, on another device if there is one, take a rank's place. Nothing failed. ``drains``: no
+    process may have the rank's device afterwards; if the rank cannot move, all of its group leaves."""
 
     group: int
     rank: int
+    drains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """An operator's wish (``planaria drain --node``, ``--gpu``): nothing may be started on the agent's node (``device``
+    is empty), or on one GPU of it, and what has the GPU moves or leaves. ``opens``: it may again (``undrain``)."""
+
+    device: str
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +351,7 @@ class Cast:
     environ: tuple[tuple[str, str], ...]
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Stay | Regroup | Cast
+Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Close | Stay | Regroup | Cast
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

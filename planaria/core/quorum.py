@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import signal as signals
 
+from planaria.core.drains import Drains
 from planaria.core.fingerprint import misfit
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
@@ -38,7 +39,6 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
-from planaria.core.wishes import Wishes
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
@@ -50,7 +50,7 @@ REPLAN_DELAY = (0.25, 8.0)
 SHORTEST_WAIT = 0.001
 
 
-class Lighthouse(Wishes):
+class Lighthouse(Drains):
     """Membership of one job. ``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
@@ -74,8 +74,10 @@ class Lighthouse(Wishes):
             case Hello():
                 view.synced = view.dismissed = False
                 view.told.clear()
+                view.host, view.devices = report.host, report.devices
                 self.spec = self.spec or report.spec
                 self._send(agent, Welcome(self.epoch, self._lives() if report.fresh else ()))
+                self._introduced(agent, report)
                 if self.stopped:
                     self._send(agent, Stop(self.stopped))
             case Synced():
@@ -162,6 +164,7 @@ class Lighthouse(Wishes):
         if view.ready is not None and report.after > view.ready.after:
             view.moving = False  # it was left out at once: nothing of it has left, and its agent will say it again
         view.ready, view.state, view.fenced = report, State.READY, max(view.fenced, report.after)
+        self._leaves_with_its_node(view)
         if self.current is not None and in_force and report.after == self.current.id:
             self._nobody_settled(self.current)
         self._may_begin(report)
@@ -180,6 +183,7 @@ class Lighthouse(Wishes):
         if view is None or view.state in CERTAINLY_GONE:
             return
         view.adopted, view.step = max(view.adopted, report.quorum), max(view.step, report.step)
+        self._leaves_with_its_node(view)
         self.seen.progressed(report.step)
         if (offered := self._offered.get(report.quorum)) is not None:
             # Taken by one is taken by all, even if it was withdrawn here meanwhile: they decided at the same commit.
@@ -405,9 +409,11 @@ class Lighthouse(Wishes):
     def _leaving(self, member: Member) -> bool:
         """Whether its end is expected: a planned quorum without it is out, and it was drained. If it went too early,
         the others cannot exchange without it, and they will say so."""
-        view = self.seen.of(member)
         out = self.planned is not None and member not in self.planned.members
-        return out and self._trouble_at is None and view is not None and view.leaving
+        view = self.seen.groups.get(member.group)
+        if view is None or not out or self._trouble_at is not None:
+            return False
+        return view.leaving if view.member == member else view.member > member  # it has left, and is coming back
 
     def _at_work(self, besides: Member) -> list[Ready]:
         views = self.seen.groups.values()

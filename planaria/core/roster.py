@@ -80,6 +80,8 @@ class Agent:
     """One supervisor's stream."""
 
     beats: HeartbeatWatch
+    host: str = ""
+    devices: tuple[str, ...] = ()  # GPUs of its node that are the job's
     connected: bool = True  # in reach: something was heard lately
     synced: bool = False  # on this stream it has told everything that it knew when the stream opened
     lost_at: float = 0.0
@@ -161,6 +163,7 @@ class JobStatus:
     complete: bool
     groups: tuple[GroupStatus, ...]
     events: tuple[Event, ...] = field(default=())
+    drained: tuple[str, ...] = ()  # agents, or "agent:GPU"
 
 
 def status_of(view: Group, connected: bool) -> GroupStatus:

@@ -96,9 +96,9 @@ CONTROL_FAULTS = (
 )
 NODE_FAULTS = ("kill agent",)
 LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
-WISHES = ("drain", "migrate", "migrate", "scale", "operator kill", "evict")
+WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "scale", "operator kill", "evict")
 # What must not cost a step.
-PLANNED = ("drain", "migrate", "scale", "slow")
+PLANNED = ("drain", "drain node", "undrain node", "migrate", "scale", "slow")
 MENUS = (
     MEMBER_FAULTS,
     MEMBER_FAULTS + CONTROL_FAULTS,
@@ -164,7 +164,7 @@ def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> 
         other = rng.randrange(6)
     elif kind == "scale":
         target = rng.randint(1, min(shape.shards, shape.groups + 2))
-    elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent"):
+    elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent", "drain node", "undrain node"):
         target = rng.randrange(shape.nodes)
     if rng.random() < 0.4:
         return Fault(kind, round(at, 3), target, other, round(seconds, 3))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
+    Close,
     Desired,
     Died,
     Drain,
@@ -88,6 +89,7 @@ class Supervisor:
         self.wanted = world.config.groups  # groups of the whole job
         self.stopped = ""
         self.complete = False
+        self.closed = False  # an operator has drained this node
         self.quorum: Quorum | None = None  # the newest heard of
         self.run = NO_QUORUM  # the newest Resume.run
         self._stream: tuple[Stream, End] | None = None
@@ -115,7 +117,8 @@ class Supervisor:
         self._stream, self._server = (stream, mine), coordinator.process
         self._heard_at = self.kernel.now
         config = self.world.config
-        self._send(Hello(self.node, self.node, JobSpec("job", config.groups, 1, config.policy)))
+        closed = ("",) if self.closed else ()
+        self._send(Hello(self.node, self.node, JobSpec("job", config.groups, 1, config.policy), closed=closed))
         for report in self.told.again():
             self._send(report)
         self._send(Synced())
@@ -179,8 +182,10 @@ class Supervisor:
                     ward.wanted = False
                     self._end(ward, f"refused: {reason}")
             case Drain(member):
-                if (ward := self._ward(member)) is not None:
+                if (ward := self._ward(member)) is not None and not self.closed:
                     ward.wanted = False
+            case Close(_, opens):
+                self._close(opens)
             case Kill(group, _):
                 if group in self.wards:
                     self._end(self.wards[group], "killed by an operator")
@@ -208,8 +213,17 @@ class Supervisor:
             ward.moving = True
             self._pass_on(ward, Leaving(ward.member))
 
+    def _close(self, opens: bool) -> None:
+        self.closed = not opens
+        for group, ward in list(self.wards.items()):
+            if self.closed and ward.runs and not ward.ready:
+                ward.runs = ward.trainer is not None
+                self._end(ward, "its node is drained")
+            elif opens and ward.wanted and not ward.runs and not (self.complete or self.stopped):
+                self._start(group)
+
     def _desired(self, groups: int) -> None:
-        if groups > self.wanted:
+        if groups > self.wanted and not self.closed:
             for group in range(groups):
                 ward = self.wards.get(group)
                 ended = ward is None or not (ward.wanted or ward.runs or ward.finished)
@@ -261,7 +275,8 @@ class Supervisor:
         self.process.after(self.kernel.between(*RESTART_TIME), lambda: self._spawn(ward))
 
     def _spawn(self, ward: Ward) -> None:
-        if self.stopped or self.complete or self.wards.get(ward.member.group) is not ward:
+        if self.stopped or self.complete or self.closed or self.wards.get(ward.member.group) is not ward:
+            ward.runs = False
             return
         member = ward.member
         ward.founder, ward.run = not self._others_hold_the_state(), self.run
@@ -304,13 +319,13 @@ class Supervisor:
     def _ended(self, ward: Ward) -> None:
         assert ward.trainer is not None
         cause = ward.trainer.exit or "SIGKILL"
-        if cause.startswith("leave") and not ward.moving:
+        if cause.startswith("leave") and not ward.moving and not self.closed:
             ward.wanted = False
         self._pass_on(ward, Died(ward.member, cause))
         if ward.finished:
             self._end_late(settled=False)
             self.process.after(FINISH_GRACE, lambda: self._end_late(settled=True))
-        if ward.wanted and not self.complete and not self.stopped:
+        if ward.wanted and not self.complete and not self.stopped and not self.closed:
             self._start(ward.member.group)
 
     def _end_late(self, settled: bool) -> None:

@@ -65,6 +65,12 @@ def text(value: str, what: str) -> str:
     return value
 
 
+def names(values: Collection[str], what: str) -> tuple[str, ...]:
+    """Identifiers, of which one may be empty."""
+    length(len(values), MAX_FACTS, what)
+    return tuple(name(value, what, empty=True) for value in values)
+
+
 def length(items: int, limit: int, what: str) -> int:
     return integer(items, 0, limit, f"the number of {what}")
 

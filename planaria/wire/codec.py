@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from planaria.core.messages import (
     Adopted,
     Cast,
+    Close,
     Desired,
     Died,
     Drain,
@@ -59,11 +60,12 @@ from planaria.wire.checks import (
     encode_member,
     encode_quorum_id,
     name,
+    names,
     text,
 )
 
 # Raised whenever an old and a new release would misunderstand each other; checked in Hello and in Welcome.
-PROTOCOL = 3
+PROTOCOL = 4
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -243,6 +245,8 @@ def _hello_out(hello: Hello) -> pb.Hello:
             ranks=checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
         ),
         fresh=hello.fresh,
+        devices=names(hello.devices, "a device"),
+        closed=names(hello.closed, "a device"),
         protocol=PROTOCOL,
     )
 
@@ -261,6 +265,8 @@ def _hello_in(hello: pb.Hello) -> Hello:
             checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
         ),
         hello.fresh,
+        names(hello.devices, "a device"),
+        names(hello.closed, "a device"),
     )
 
 
@@ -286,6 +292,7 @@ def _pulse_out(pulse: Pulse) -> pb.Pulse:
         loss=pulse.loss,
         step_seconds=pulse.step_seconds,
         pid=count(pulse.pid, "a pid"),
+        devices=names(pulse.devices, "a device"),
     )
 
 
@@ -298,6 +305,7 @@ def _pulse_in(pulse: pb.Pulse) -> Pulse:
         pulse.loss,
         pulse.step_seconds,
         count(pulse.pid, "a pid"),
+        names(pulse.devices, "a device"),
     )
 
 
@@ -364,8 +372,10 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(stop=pb.Stop(reason=clip(reason)))
         case Resume(reason, run):
             return pb.Order(resume=pb.Resume(reason=clip(reason), run=encode_quorum_id(run)))
-        case Migrate(group, rank):
-            return pb.Order(migrate=pb.Migrate(group=checks.group(group), rank=checks.rank(rank)))
+        case Migrate(group, rank, drains):
+            return pb.Order(migrate=pb.Migrate(group=checks.group(group), rank=checks.rank(rank), drains=drains))
+        case Close(device, opens):
+            return pb.Order(close=pb.Close(device=name(device, "a device", empty=True), opens=opens))
         case Stay(rank):
             return pb.Order(stay=pb.Stay(rank=checks.rank(rank)))
         case Regroup(member, port):
@@ -401,7 +411,10 @@ def _order_in(message: pb.Order) -> Order:
         case "resume":
             return Resume(text(message.resume.reason, "a reason"), decode_quorum_id(message.resume.run))
         case "migrate":
-            return Migrate(checks.group(message.migrate.group), checks.rank(message.migrate.rank))
+            migrate = message.migrate
+            return Migrate(checks.group(migrate.group), checks.rank(migrate.rank), migrate.drains)
+        case "close":
+            return Close(name(message.close.device, "a device", empty=True), message.close.opens)
         case "stay":
             return Stay(checks.rank(message.stay.rank))
         case "regroup":

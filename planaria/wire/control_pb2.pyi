@@ -127,25 +127,29 @@ class JobSpec(_message.Message):
     def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent", "host", "spec", "fresh", "protocol")
+    __slots__ = ("agent", "host", "spec", "fresh", "devices", "closed", "protocol")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     agent: str
     host: str
     spec: JobSpec
     fresh: bool
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    closed: _containers.RepeatedScalarFieldContainer[str]
     protocol: int
-    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., fresh: bool = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., fresh: bool = ..., devices: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Synced(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid")
+    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid", "devices")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +157,7 @@ class Pulse(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     member: Member
     phase: Phase
     step: int
@@ -160,7 +165,8 @@ class Pulse(_message.Message):
     loss: float
     step_seconds: float
     pid: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("pulses",)
@@ -275,7 +281,7 @@ class Suspected(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup", "cast", "migrate", "stay")
+    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup", "cast", "migrate", "stay", "close")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +294,7 @@ class Order(_message.Message):
     CAST_FIELD_NUMBER: _ClassVar[int]
     MIGRATE_FIELD_NUMBER: _ClassVar[int]
     STAY_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     publish: Publish
     refuse: Refuse
@@ -300,7 +307,8 @@ class Order(_message.Message):
     cast: Cast
     migrate: Migrate
     stay: Stay
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ..., cast: _Optional[_Union[Cast, _Mapping[str, object]]] = ..., migrate: _Optional[_Union[Migrate, _Mapping[str, object]]] = ..., stay: _Optional[_Union[Stay, _Mapping[str, object]]] = ...) -> None: ...
+    close: Close
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ..., cast: _Optional[_Union[Cast, _Mapping[str, object]]] = ..., migrate: _Optional[_Union[Migrate, _Mapping[str, object]]] = ..., stay: _Optional[_Union[Stay, _Mapping[str, object]]] = ..., close: _Optional[_Union[Close, _Mapping[str, object]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "protocol", "lives")
@@ -365,12 +373,22 @@ class Resume(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., run: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Migrate(_message.Message):
-    __slots__ = ("group", "rank")
+    __slots__ = ("group", "rank", "drains")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
     group: int
     rank: int
-    def __init__(self, group: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    drains: bool
+    def __init__(self, group: _Optional[int] = ..., rank: _Optional[int] = ..., drains: bool = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("device", "opens")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    opens: bool
+    def __init__(self, device: _Optional[str] = ..., opens: bool = ...) -> None: ...
 
 class Stay(_message.Message):
     __slots__ = ("rank",)
@@ -437,7 +455,7 @@ class GroupStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete")
+    __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete", "drained")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
@@ -446,6 +464,7 @@ class JobStatus(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     job: str
     epoch: int
     quorum: Quorum
@@ -454,7 +473,8 @@ class JobStatus(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     events: _containers.RepeatedCompositeFieldContainer[Event]
     complete: bool
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: bool = ...) -> None: ...
+    drained: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: bool = ..., drained: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("job",)
@@ -481,18 +501,32 @@ class KillRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., signal: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("job", "group", "rank", "reason", "share")
+    __slots__ = ("job", "group", "rank", "reason", "share", "drains")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: int
     rank: int
     reason: str
     share: float
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+    drains: bool
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ..., drains: bool = ...) -> None: ...
+
+class NodeRequest(_message.Message):
+    __slots__ = ("job", "node", "device", "undrain")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    node: str
+    device: str
+    undrain: bool
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., undrain: bool = ...) -> None: ...
 
 class GroupRequest(_message.Message):
     __slots__ = ("job", "group", "reason", "share")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planaria.core.messages import (
     Adopted,
     Cast,
+    Close,
     Desired,
     Died,
     Drain,
@@ -82,9 +83,11 @@ def quorums(draw: st.DrawFn) -> Quorum:
 
 
 specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy), st.integers(1, checks.MAX_RANK))
-pulses = st.builds(Pulse, members, phases, counts, quorum_ids, floats, floats, counts)
+pulses = st.builds(
+    Pulse, members, phases, counts, quorum_ids, floats, floats, counts, st.lists(texts, max_size=3).map(tuple)
+)
 reports: st.SearchStrategy[Report] = st.one_of(
-    st.builds(Hello, names, texts, specs, st.booleans()),
+    st.builds(Hello, names, texts, specs, st.booleans(), *[st.lists(texts, max_size=3).map(tuple)] * 2),
     st.builds(Synced),
     st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
     st.builds(Present, members, ranks),
@@ -108,7 +111,8 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Resume, texts, quorum_ids),
     st.builds(Regroup, members, st.integers(1, 65535)),
     st.builds(Cast, members, ranks, facts),
-    st.builds(Migrate, groups, ranks),
+    st.builds(Migrate, groups, ranks, st.booleans()),
+    st.builds(Close, texts, st.booleans()),
     st.builds(Stay, ranks),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
@@ -136,4 +140,5 @@ statuses = st.builds(
     st.booleans(),
     st.lists(group_statuses, max_size=3).map(tuple),
     st.lists(events, max_size=3).map(tuple),
+    st.lists(texts, max_size=2).map(tuple),
 )
