@@ -51,6 +51,7 @@ class Life:
     asked_to_end: bool = False  # every rank was sent SIGTERM, and ends in its own time
     fell_ns: int = 0  # when the lighthouse was told that it is gone; processes may be left
     fell_under: QuorumId = NO_QUORUM
+    spared: bool = False  # it was said that a standby takes the lost rank's place
     first_bad: RankLife | None = None  # the first rank that ended as none should
     ended: float = 0.0
     exit_code: int | None = None

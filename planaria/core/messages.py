@@ -67,6 +67,7 @@ class Policy(Enum):
     """What happens to the shards of a lost group."""
 
     REDISTRIBUTE = "redistribute"  # the others compute them: same samples, same bits
+    SPARE = "spare"  # the others wait for a standby that takes its place, up to a limit, and only then compute them
     SHRINK = "shrink"  # they are left out and the mean is taken over the shards present
 
 
@@ -164,10 +165,12 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The process table says so: certain, not a suspicion."""
+    """The process table says so: certain, not a suspicion. ``spare``: a standby takes its place, as its group's next
+    incarnation. Said again if none does after all."""
 
     member: Member
     cause: str
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,7 @@ class JobSpec:
     min_groups: int = 1
     policy: Policy = Policy.REDISTRIBUTE
     ranks: int = 1  # of every group
+    spare_wait: float = 0.0  # seconds; the limit of the policy `spare`
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import signal as signals
 
-from planaria.core.drains import Drains
 from planaria.core.fingerprint import misfit
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
@@ -39,6 +38,7 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
+from planaria.core.spares import Spares
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
@@ -50,7 +50,7 @@ REPLAN_DELAY = (0.25, 8.0)
 SHORTEST_WAIT = 0.001
 
 
-class Lighthouse(Drains):
+class Lighthouse(Spares):
     """Membership of one job. ``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
@@ -135,6 +135,8 @@ class Lighthouse(Drains):
             due.append(self._last_word_at)
         if self._trouble_at is not None:
             due.append(self._trouble_at + self._trouble_window)
+        if self._spare_until is not None:
+            due.append(self._spare_until)
         if self.current is None and self._first_ready_at is not None:
             due.append(self._first_ready_at + self._founding_grace())
         if (stall := self.seen.next_stall()) is not None:
@@ -232,6 +234,7 @@ class Lighthouse(Drains):
         view = self._view(agent, report.member)
         if view is not None:
             view.evicted = False  # whatever an operator said of it, now it is true
+            self._spared(view, report)
         if view is None or view.state in CERTAINLY_GONE:
             return
         if self._trouble_at is not None:
@@ -290,6 +293,8 @@ class Lighthouse(Drains):
         trouble = self._trouble_at is not None and self.seen.at >= self._trouble_at + self._trouble_window
         trouble = trouble or self._unheard(current)
         gone = [m for m in current.members if self._gone(m, trouble) and not self._leaving(m)]
+        if self._stateless != current.id and self._waits_for_spares(current, gone):
+            return
         if gone or trouble or self._stateless == current.id:
             number = self._number
             self._replace(current, gone)

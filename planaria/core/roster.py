@@ -60,6 +60,7 @@ class Group:
     step: int = 0
     draining: bool = False  # it leaves after a commit, for good
     moving: bool = False  # it leaves after a commit, and comes back when one of its ranks has moved
+    spared: bool = False  # dead, and a standby takes its place
     evicted: bool = False  # an operator declared it dead although no process table did
     digest: str = ""
     pulse: Pulse | None = None

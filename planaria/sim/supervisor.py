@@ -22,6 +22,7 @@ from planaria.core.messages import (
     Migrate,
     Order,
     Phase,
+    Policy,
     Publish,
     Pulse,
     Quorum,
@@ -47,6 +48,8 @@ HEARTBEAT = 1.0  # seconds
 SOCKET_TIME = 0.0002  # always the same, which keeps the order
 NOTICE_TIME = (0.0005, 0.02)  # from the end of a process to its agent knowing
 RESTART_TIME = (0.1, 0.6)
+SWAP_TIME = (0.0, 0.02)  # in which a standby becomes a rank; then its script begins
+PREPARE_TIME = (0.3, 2.0)  # of a standby
 RECONNECT_TIME = (0.02, 0.3)
 SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
 FINISH_GRACE = 10.0  # PlanSpec.finish_grace
@@ -89,6 +92,7 @@ class Supervisor:
         self.wanted = world.config.groups  # groups of the whole job
         self.stopped = ""
         self.complete = False
+        self.standbys = world.config.standbys  # that are warm
         self.closed = False  # an operator has drained this node
         self.quorum: Quorum | None = None  # the newest heard of
         self.run = NO_QUORUM  # the newest Resume.run
@@ -118,7 +122,8 @@ class Supervisor:
         self._heard_at = self.kernel.now
         config = self.world.config
         closed = ("",) if self.closed else ()
-        self._send(Hello(self.node, self.node, JobSpec("job", config.groups, 1, config.policy), closed=closed))
+        spec = JobSpec("job", config.groups, 1, config.policy, spare_wait=config.spare_wait)
+        self._send(Hello(self.node, self.node, spec, closed=closed))
         for report in self.told.again():
             self._send(report)
         self._send(Synced())
@@ -321,12 +326,33 @@ class Supervisor:
         cause = ward.trainer.exit or "SIGKILL"
         if cause.startswith("leave") and not ward.moving and not self.closed:
             ward.wanted = False
-        self._pass_on(ward, Died(ward.member, cause))
+        lost = not cause.startswith("leave") and ward.adopted and ward.wanted and not ward.finished
+        spare = lost and self.standbys > 0 and not (self.complete or self.stopped or self.closed)
+        self._pass_on(ward, Died(ward.member, cause, spare))
+        if spare and self.world.config.policy is Policy.SPARE:
+            self._replace_by_standby(ward)
+            return
         if ward.finished:
             self._end_late(settled=False)
             self.process.after(FINISH_GRACE, lambda: self._end_late(settled=True))
         if ward.wanted and not self.complete and not self.stopped and not self.closed:
             self._start(ward.member.group)
+
+    def _replace_by_standby(self, ward: Ward) -> None:
+        """It may be found dead when it is needed, and it may die as it takes the place."""
+        self.standbys -= 1
+        self.process.after(self.kernel.between(*PREPARE_TIME), self._prepared)
+        if self.kernel.chance(0.1):
+            self._pass_on(ward, Died(ward.member, "no standby takes its place after all"))
+            self._start(ward.member.group)
+            return
+        newer = self.wards[ward.member.group] = Ward(self.world.next_incarnation(ward.member.group))
+        self.process.after(self.kernel.between(*SWAP_TIME), lambda: self._spawn(newer))
+        if self.kernel.chance(0.1):
+            self.process.after(self.kernel.between(0.0, 1.5), lambda: self._end(newer, "a standby dies"))
+
+    def _prepared(self) -> None:
+        self.standbys += 1
 
     def _end_late(self, settled: bool) -> None:
         """A group here has finished. Whoever holds no state has nobody left to heal from; the others are given time."""

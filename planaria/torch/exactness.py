@@ -26,11 +26,11 @@ def choose(wanted: str | None, settings: Settings, device: torch.device) -> str:
     """
     if wanted not in (None, "", BITS, SAMPLES):
         raise UsageError(f"unknown exact={wanted!r}; known: {BITS}, {SAMPLES}")
-    rounding = settings.reduction != REDUCTIONS[0] or settings.policy is not Policy.REDISTRIBUTE
+    rounding = settings.reduction != REDUCTIONS[0] or settings.policy is Policy.SHRINK
     if wanted == BITS and rounding:
         raise UsageError(
-            f"exact={BITS!r} needs the reduction {REDUCTIONS[0]!r} and the policy {Policy.REDISTRIBUTE.value!r}, not "
-            f"{settings.reduction!r} and {settings.policy.value!r}; change those, or say exact={SAMPLES!r}"
+            f"exact={BITS!r} needs the reduction {REDUCTIONS[0]!r} and another policy than {Policy.SHRINK.value!r}, "
+            f"not {settings.reduction!r} and {settings.policy.value!r}; change those, or say exact={SAMPLES!r}"
         )
     return wanted or (SAMPLES if rounding or device.type != "cpu" else BITS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from planaria.core.messages import Member, QuorumId
@@ -32,6 +33,13 @@ def integer(value: int, low: int, high: int, what: str) -> int:
 
 def count(value: int, what: str) -> int:
     return integer(value, 0, MAX_COUNT, what)
+
+
+def seconds(value: float, what: str) -> float:
+    """Finite, and not negative."""
+    if 0 <= value < math.inf:
+        return value
+    raise ProtocolError(f"{what} is {value} seconds")
 
 
 def group(value: int, what: str = "a group number") -> int:

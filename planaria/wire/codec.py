@@ -172,8 +172,8 @@ def _report_out(report: Report) -> pb.Report:
             return pb.Report(
                 saved=pb.Saved(member=encode_member(member), step=step, seconds=seconds, trouble=clip(trouble))
             )
-        case Died(member, cause):
-            return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause)))
+        case Died(member, cause, spare):
+            return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause), spare=spare))
         case Leaving(member):
             return pb.Report(leaving=pb.Leaving(member=encode_member(member)))
         case Suspected(member, why):
@@ -222,7 +222,8 @@ def _report_in(message: pb.Report) -> Report:
                 text(saved.trouble, "a trouble"),
             )
         case "died":
-            return Died(decode_member(message.died.member), text(message.died.cause, "a cause of death"))
+            died = message.died
+            return Died(decode_member(died.member), text(died.cause, "a cause of death"), died.spare)
         case "leaving":
             return Leaving(decode_member(message.leaving.member))
         case "suspected":
@@ -243,6 +244,7 @@ def _hello_out(hello: Hello) -> pb.Hello:
             min_groups=checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
             policy=_POLICY_OUT[spec.policy],
             ranks=checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
+            spare_wait=checks.seconds(spec.spare_wait, "the wait for a standby"),
         ),
         fresh=hello.fresh,
         devices=names(hello.devices, "a device"),
@@ -263,6 +265,7 @@ def _hello_in(hello: pb.Hello) -> Hello:
             checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
             _known(_POLICY_IN, spec.policy, "policy"),
             checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
+            checks.seconds(spec.spare_wait, "the wait for a standby"),
         ),
         hello.fresh,
         names(hello.devices, "a device"),

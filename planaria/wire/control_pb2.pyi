@@ -11,6 +11,7 @@ class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POLICY_UNSPECIFIED: _ClassVar[Policy]
     POLICY_REDISTRIBUTE: _ClassVar[Policy]
     POLICY_SHRINK: _ClassVar[Policy]
+    POLICY_SPARE: _ClassVar[Policy]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,6 +28,7 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 POLICY_UNSPECIFIED: Policy
 POLICY_REDISTRIBUTE: Policy
 POLICY_SHRINK: Policy
+POLICY_SPARE: Policy
 PHASE_UNSPECIFIED: Phase
 PHASE_STARTING: Phase
 PHASE_PARKED: Phase
@@ -113,18 +115,20 @@ class Report(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ..., saved: _Optional[_Union[Saved, _Mapping[str, object]]] = ..., leaving: _Optional[_Union[Leaving, _Mapping[str, object]]] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job", "groups", "min_groups", "policy", "ranks")
+    __slots__ = ("job", "groups", "min_groups", "policy", "ranks", "spare_wait")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     MIN_GROUPS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_WAIT_FIELD_NUMBER: _ClassVar[int]
     job: str
     groups: int
     min_groups: int
     policy: Policy
     ranks: int
-    def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ..., ranks: _Optional[int] = ...) -> None: ...
+    spare_wait: float
+    def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ..., ranks: _Optional[int] = ..., spare_wait: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("agent", "host", "spec", "fresh", "devices", "closed", "protocol")
@@ -259,12 +263,14 @@ class Saved(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class Died(_message.Message):
-    __slots__ = ("member", "cause")
+    __slots__ = ("member", "cause", "spare")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     member: Member
     cause: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., cause: _Optional[str] = ...) -> None: ...
+    spare: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., cause: _Optional[str] = ..., spare: bool = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("member",)

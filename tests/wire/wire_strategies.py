@@ -82,7 +82,8 @@ def quorums(draw: st.DrawFn) -> Quorum:
     )
 
 
-specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy), st.integers(1, checks.MAX_RANK))
+waits = st.floats(0, allow_infinity=False)
+specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy), st.integers(1, checks.MAX_RANK), waits)
 pulses = st.builds(
     Pulse, members, phases, counts, quorum_ids, floats, floats, counts, st.lists(texts, max_size=3).map(tuple)
 )
@@ -96,7 +97,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Trouble, members, quorum_ids, counts, texts),
     st.builds(Finished, members, counts, texts),
     st.builds(Saved, members, counts, floats, texts),
-    st.builds(Died, members, texts),
+    st.builds(Died, members, texts, st.booleans()),
     st.builds(Leaving, members),
     st.builds(Suspected, members, texts),
 )
