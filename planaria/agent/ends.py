@@ -84,6 +84,8 @@ class Ends:
         if life is not None and life.fell:
             return
         words = change.cause if life is None else life.named(life.ranks[change.rank], change.cause)
+        if self._agent.hosting.holds(change.member):  # for the lighthouse its group is elsewhere
+            return
         if life is not None:
             life.spared = change.returncode != EXIT_BAD_INPUT and spared(self._agent, life, life.ranks[change.rank])
         self._say(Died(change.member, words, life is not None and life.spared))
@@ -157,6 +159,7 @@ class Ends:
         agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
         if life.comes_back and life.state is GroupState.DRAINED:
             life.state, life.makes_way = GroupState.DEAD, True
+        agent.hosting.ended(life)
         agent.hub.forget(life.member)
         agent.orders.a_group_ended()
         agent.wake()

@@ -14,6 +14,7 @@ from planaria.core.messages import (
     Close,
     Desired,
     Drain,
+    Host,
     Kill,
     Member,
     Migrate,
@@ -61,6 +62,8 @@ class Orders:
                 self._kill(order)
             case Migrate():
                 self._agent.moves.ask(order)
+            case Host():
+                self._agent.hosting.obey(order)
             case Close():
                 self._agent.closing.obey(order)
             case Desired():
@@ -86,10 +89,10 @@ class Orders:
 
     def desired_here(self) -> int:
         """How many groups this agent should keep alive."""
-        assignment = self._agent.assignment
+        assignment, more = self._agent.assignment, len(self._agent.hosting.groups)
         if assignment.is_last:
-            return self.total - assignment.first_group
-        return min(assignment.plan.desired - len(self._fewer), self._told_total - assignment.first_group)
+            return self.total - assignment.first_group + more
+        return min(assignment.plan.desired - len(self._fewer), self._told_total - assignment.first_group) + more
 
     def ask_drain(self, group: int, reason: str = "", refused: Callable[[str], None] = lambda why: None) -> None:
         """Fewer groups are wanted, or it has lost its place: have the lighthouse leave one out. Its order comes back
@@ -107,9 +110,16 @@ class Orders:
     def let_go(self, life: Life) -> None:
         """A group left by itself in mid-training. Like a drained one it is not replaced, and ends nothing."""
         self._drained.add(life.member)
-        self._fewer.add(life.member)
-        self.total -= 1
+        self._give_up(life.member)
         life.state = GroupState.DRAINED
+
+    def _give_up(self, member: Member) -> None:
+        """It is not to be started again here."""
+        if member.group in self._agent.hosting.groups:
+            self._agent.hosting.groups.discard(member.group)
+        else:
+            self._fewer.add(member)
+            self.total -= 1
 
     def _publish(self, order: Publish) -> None:
         self._agent.hub.send(order.member, order)
@@ -132,12 +142,11 @@ class Orders:
         if order.member in self._drained:
             return
         self._drained.add(order.member)
-        closed = self._agent.closing.node
-        if life is not None and closed:
-            life.comes_back = True
-        if not closed and (life is None or not life.comes_back):
-            self._fewer.add(order.member)
-            self.total -= 1
+        comes_back = self._agent.closing.node or (life is not None and life.comes_back)
+        if order.moved or not comes_back:
+            self._give_up(order.member)
+        if life is not None:
+            life.comes_back = comes_back and not order.moved
         if life is not None and life.alive:
             life.state, life.moving = GroupState.DRAINING, None  # all of it leaves
             self._agent.hub.send(order.member, order)

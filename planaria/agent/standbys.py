@@ -101,6 +101,7 @@ class Standbys:
     def present(self, member: Member) -> None:
         if (standby := self._living.get(member.incarnation)) is not None:
             standby.warm, self._failures = True, 0
+            self._agent.beat_soon()  # others may want to move here
             text = f"{member} is warm; it tried itself as rank {standby.rank}"
             self._agent.events.add("standby", text, data={"pid": standby.pid, "rank": standby.rank})
 

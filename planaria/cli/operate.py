@@ -145,14 +145,20 @@ def undrain(
 
 def migrate(
     group: GroupArgument,
-    rank: Annotated[int, typer.Option(min=0, max=MAX_RANK, help="Which of the group's processes.")] = 0,
+    rank: Annotated[int | None, typer.Option(min=0, max=MAX_RANK, help="Which of the group's processes.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="NODE", help="All of the group moves there, to another agent or host.")
+    ] = None,
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
 ) -> None:
-    """Have a standby take the place of a process of a group. Nothing is lost, and the others go on without a pause."""
+    """Have a standby take the place of a process of a group, or (--to) all of the group go on at another node. Nothing
+    is lost, and the others go on without a pause."""
+    if rank is not None and to is not None:
+        raise UsageError(f"--rank {rank} --to {to}: to another node a group can only move as a whole")
     with _connect(job, lighthouse, log_dir) as (client, name):
-        typer.echo(client.migrate(group, rank, name))
+        typer.echo(client.migrate(group, rank or 0, name, to=to or ""))
 
 
 def evict(

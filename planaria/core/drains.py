@@ -1,31 +1,26 @@
 """What an operator may have emptied: a node, or one GPU of it (``planaria drain --node``, ``--gpu``, ``undrain``).
 
-Groups leave as for any drain, after a commit. Nothing is started there until it is undrained; then what left comes
-back. Agents remember it beside the lighthouse, so that it outlives either of them.
+Groups move to standbys of other nodes, or leave as for any drain, after a commit. Nothing is started there until it is
+undrained; then what left comes back. Agents remember it beside the lighthouse, so that it outlives either of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from planaria.core.hosts import Hosts
 from planaria.core.messages import Close, Hello
-from planaria.core.roster import CERTAINLY_GONE, Effect, Group, JobStatus, LineageRecord, named
-from planaria.core.wishes import Wishes
+from planaria.core.roster import Effect, Group, JobStatus, named
 
 
-class Drains(Wishes):
-    """Each verb returns effects, or raises ValueError with a sentence for people and changes nothing. ``node``: the
-    name of an agent, or of the host on which agents are."""
-
-    def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
-        super().__init__(job, epoch, last)
-        self.closed: dict[str, frozenset[str]] = {}  # by agent: GPUs that are drained; the empty name is the node
+class Drains(Hosts):
+    """Each verb returns effects, or raises ValueError with a sentence for people and changes nothing."""
 
     def drain_node(self, node: str, device: str, now: float) -> list[Effect]:
         """Empty the node, or only its GPU ``device`` if that is not empty. Raises ValueError if the job could not go on
         without what is there, or nobody is in reach who could do it."""
         self._goes_on()
-        agents = self._agents_at(node, device)
+        agents = self._having(node, device)
         what = _called(node, device)
         if all(device in self._closed(agent) for agent in agents):
             raise ValueError(f"{what} is drained already (planaria undrain takes it back)")
@@ -41,7 +36,9 @@ class Drains(Wishes):
         for agent in agents:
             self.closed[agent] = self._closed(agent) | {device}
             self._send(agent, Close(device))
-        for view in there:
+        for view in () if device else sorted(there, key=lambda view: view.member):
+            if (host := self._host_for(view)) is not None and not view.leaving and view.member.group not in self._moves:
+                self._prepare(view, host)
             self._leaves_with_its_node(view)
         return self._end()
 
@@ -56,7 +53,7 @@ class Drains(Wishes):
     def undrain_node(self, node: str, device: str, now: float) -> list[Effect]:
         """Take it back. Raises ValueError if it was not drained."""
         self._goes_on()
-        agents = [agent for agent in self._agents_at(node, device) if device in self._closed(agent)]
+        agents = [agent for agent in self._having(node, device) if device in self._closed(agent)]
         what = _called(node, device)
         if not agents:
             raise ValueError(f"{what} is not drained (drained: {', '.join(self.drained()) or 'nothing'})")
@@ -75,13 +72,6 @@ class Drains(Wishes):
     def snapshot(self) -> JobStatus:
         return replace(super().snapshot(), drained=self.drained())
 
-    def _leaves_with_its_node(self, view: Group) -> None:
-        if "" in self._closed(view.agent) and not view.draining and view.state not in CERTAINLY_GONE:
-            self._start_draining(view, "its node is drained")
-
-    def _closed(self, agent: str) -> frozenset[str]:
-        return self.closed.get(agent, frozenset())
-
     def _introduced(self, agent: str, hello: Hello) -> None:
         """An agent is there, or there again. What an earlier life of the lighthouse was told, it says itself."""
         if agent not in self.closed:
@@ -91,23 +81,13 @@ class Drains(Wishes):
         for device in sorted(set(hello.closed) - self._closed(agent)):
             self._send(agent, Close(device, opens=True))
 
-    def _agents_at(self, node: str, device: str) -> list[str]:
-        agents = self.seen.agents
-        # One that has ended in peace has left its node to others.
-        present = [name for name, agent in agents.items() if agent.connected or self._groups_of([name])]
-        found = [name for name in present if node in (name, agents[name].host)]
-        if not found:
-            raise ValueError(f"job {self.job} has no node {node} (nodes: {', '.join(sorted(present)) or 'none'})")
-        for name in found:
-            if not agents[name].connected:
-                raise ValueError(f"node {name} is out of reach (planaria evict GROUP declares its groups dead)")
+    def _having(self, node: str, device: str) -> list[str]:
+        """The agents there, or those that have the GPU. Raises ValueError if there are none, or one is out of reach."""
+        found, agents = self._agents_at(node), self.seen.agents
         if device and not (having := [name for name in found if device in agents[name].devices]):
             gpus = sorted({gpu for name in found for gpu in agents[name].devices})
             raise ValueError(f"node {node} has no GPU {device} of this job (GPUs: {', '.join(gpus) or 'none'})")
         return having if device else found
-
-    def _groups_of(self, agents: list[str]) -> list[Group]:
-        return [g for g in self.seen.groups.values() if g.agent in agents and g.state not in CERTAINLY_GONE]
 
 
 def _called(node: str, device: str) -> str:

@@ -181,6 +181,15 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """The next life of a group of another agent, which the lighthouse wants here (``Host``), is built and warm, and
+    waits for the older one to leave. ``trouble``: why there will be none, a sentence."""
+
+    member: Member
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Suspected:
     """The agent sees no progress (stopped or hung). The process may still be there, and may come back."""
 
@@ -206,6 +215,7 @@ class Pulse:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     pulses: tuple[Pulse, ...]
+    warm: int = 0  # standbys of the agent that wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +249,19 @@ class Synced:
 
 
 Report = (
-    Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Saved | Died | Suspected | Leaving
+    Hello
+    | Synced
+    | Heartbeat
+    | Present
+    | Ready
+    | Adopted
+    | Trouble
+    | Finished
+    | Saved
+    | Died
+    | Suspected
+    | Leaving
+    | Prepared
 )
 
 
@@ -272,9 +294,11 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The member will be left out of the next planned quorum; it must not be started again."""
+    """The member will be left out of the next planned quorum; it must not be started again. ``moved``: its group goes
+    on at another agent."""
 
     member: Member
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +345,16 @@ class Migrate:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """Start ``member``, the next life of a group of another agent, and say when it is ready, but do not have it join.
+    ``joins``: the older life has left, so now it joins. ``off``: it is not needed any more."""
+
+    member: Member
+    joins: bool = False
+    off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """An operator's wish (``planaria drain --node``, ``--gpu``): nothing may be started on the agent's node (``device``
     is empty), or on one GPU of it, and what has the GPU moves or leaves. ``opens``: it may again (``undrain``)."""
@@ -355,7 +389,9 @@ class Cast:
     environ: tuple[tuple[str, str], ...]
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Close | Stay | Regroup | Cast
+Order = (
+    Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Host | Close | Stay | Regroup | Cast
+)
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

@@ -20,12 +20,14 @@ from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
     Died,
+    Drain,
     Finished,
     Heartbeat,
     Hello,
     Kill,
     Leaving,
     Member,
+    Prepared,
     Quorum,
     Ready,
     Refuse,
@@ -86,6 +88,7 @@ class Lighthouse(Spares):
                     self._gone_for_good(group, "its agent was started again")
                 self._tell_again(agent)
             case Heartbeat():
+                view.warm = report.warm
                 for pulse in report.pulses:
                     self.seen.pulse(agent, pulse)
             case Ready():
@@ -100,6 +103,8 @@ class Lighthouse(Spares):
                 self._died(agent, report)
             case Suspected():
                 self._suspected(report)
+            case Prepared():
+                self._prepared(agent, report)
             case Leaving():
                 self._leave_for_now(agent, report)
             case Saved():
@@ -149,6 +154,9 @@ class Lighthouse(Spares):
     def _ready(self, agent: str, report: Ready) -> None:
         if (owner := self.seen.owner(agent, report.member)) is not None:
             group = report.member.group
+            if self._homes.get(group) == owner:  # it has moved, and its former agent was started again since
+                self._send(agent, Drain(report.member, moved=True))
+                return
             reason = f"job {self.job} runs already: group {group} belongs to agent {owner}; choose another --job"
             self._send(agent, Refuse(report.member, reason))
             return
@@ -286,6 +294,8 @@ class Lighthouse(Spares):
             self._seal()
         if self._sealed:
             return
+        if not self.complete:
+            self._carry_on()
         current = self.current
         if current is None:
             self._found()

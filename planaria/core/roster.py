@@ -59,6 +59,7 @@ class Group:
     fenced: QuorumId = NO_QUORUM  # newest quorum that left it out, or in which nobody held a settled state
     step: int = 0
     draining: bool = False  # it leaves after a commit, for good
+    moved: bool = False  # and its group goes on at another agent
     moving: bool = False  # it leaves after a commit, and comes back when one of its ranks has moved
     spared: bool = False  # dead, and a standby takes its place
     evicted: bool = False  # an operator declared it dead although no process table did
@@ -83,6 +84,7 @@ class Agent:
     beats: HeartbeatWatch
     host: str = ""
     devices: tuple[str, ...] = ()  # GPUs of its node that are the job's
+    warm: int = 0  # standbys that wait there
     connected: bool = True  # in reach: something was heard lately
     synced: bool = False  # on this stream it has told everything that it knew when the stream opened
     lost_at: float = 0.0

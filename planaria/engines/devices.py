@@ -118,6 +118,10 @@ class Shares:
         share, which is to be lent from now on. The group's variables."""
         if not self.any:
             return {}
+        if group not in self._of:  # one of a single process, which has come from another node
+            self._of[group] = len(self._shares)
+            self._shares.append([self._lent.pop(standby)])
+            return self._gpus.env(tuple(self._shares[-1]))
         share = self._shares[self._of[group]]
         # Last: whatever was wrong with it, others are tried before.
         self._spare.append(share[position])

@@ -65,6 +65,10 @@ class Operators(LighthouseServicer):
         self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
+            if request.to:
+                node, group = checks.name(request.to, "a node"), request.group
+                text = f"group {group} moves to node {node} when it is ready there"
+                return lambda now: job.machine.move(group, node, now), text
             group, rank = request.group, checks.rank(request.rank)
             share = request.share if request.HasField("share") else None
             machine, reason = job.machine, checks.clip(request.reason)

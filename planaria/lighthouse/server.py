@@ -25,8 +25,9 @@ from planaria.lighthouse.store import Store
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import DEFAULT_BIND, add_port, make_server
 from planaria.wire.checks import encode_member
-from planaria.wire.codec import decode_report, encode_order, encode_quorum, guarded
+from planaria.wire.codec import decode_report, encode_order, guarded
 from planaria.wire.control_pb2_grpc import add_LighthouseServicer_to_server
+from planaria.wire.quorums import encode_quorum
 
 log = logging.getLogger("planaria.lighthouse")
 

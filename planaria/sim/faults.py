@@ -151,6 +151,8 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
             values: tuple[int | str, ...] = (fault.target,)
             if verb in ("kill", "migrate"):
                 values = (fault.target, {"kill": 9, "migrate": 0}[verb])
+            elif verb == "move":
+                values = (fault.target, f"node {fault.other % world.config.nodes}")
             elif verb in ("drain_node", "undrain_node"):
                 values = (f"node {fault.target}", "")
             world.emit("wish", fault.target, "operator: {} {}", verb, values)
@@ -180,6 +182,7 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "kill everything": _kill_everything,
     "drain": _operator("drain"),
     "migrate": _operator("migrate"),
+    "move": _operator("move"),
     "scale": _operator("scale"),
     "evict": _operator("evict"),
     "operator kill": _operator("kill"),

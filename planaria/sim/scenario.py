@@ -98,9 +98,9 @@ CONTROL_FAULTS = (
 )
 NODE_FAULTS = ("kill agent",)
 LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
-WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "scale", "operator kill", "evict")
+WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "move", "scale", "operator kill", "evict")
 # What must not cost a step.
-PLANNED = ("drain", "drain node", "undrain node", "migrate", "scale", "slow")
+PLANNED = ("drain", "drain node", "undrain node", "migrate", "move", "scale", "slow")
 MENUS = (
     MEMBER_FAULTS,
     MEMBER_FAULTS + CONTROL_FAULTS,

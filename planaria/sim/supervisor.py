@@ -15,6 +15,7 @@ from planaria.core.messages import (
     Finished,
     Heartbeat,
     Hello,
+    Host,
     JobSpec,
     Kill,
     Leaving,
@@ -23,6 +24,7 @@ from planaria.core.messages import (
     Order,
     Phase,
     Policy,
+    Prepared,
     Publish,
     Pulse,
     Quorum,
@@ -72,6 +74,8 @@ class Ward:
         self.run = NO_QUORUM  # see Supervisor.run, when it was started
         self.wanted = True  # to be started again when it ends
         self.moving = False  # it leaves in order, and is started again
+        self.held: Ready | None = None  # it has said so, and must not join yet
+        self.holds = False
 
     @property
     def gone(self) -> bool:
@@ -163,8 +167,9 @@ class Supervisor:
             stream.close(end)
             self._stream = None
             self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
-        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in self.wards.values() if w.runs]
-        self._send(Heartbeat(tuple(pulses)))
+        told = [w for w in self.wards.values() if w.runs and not w.holds]
+        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in told]
+        self._send(Heartbeat(tuple(pulses), self.standbys))
         if not self.stopped:
             self.process.after(HEARTBEAT, self._beat)
 
@@ -186,9 +191,13 @@ class Supervisor:
                 if (ward := self._ward(member)) is not None:
                     ward.wanted = False
                     self._end(ward, f"refused: {reason}")
-            case Drain(member):
-                if (ward := self._ward(member)) is not None and not self.closed:
+            case Drain(member, moved):
+                if (ward := self._ward(member)) is not None and (moved or not self.closed):
                     ward.wanted = False
+                    if moved and ward.trainer is not None and ward.trainer.phase is Phase.PARKED:
+                        self._end(ward, "it was drained")
+            case Host():
+                self._host(order)
             case Close(_, opens):
                 self._close(opens)
             case Kill(group, _):
@@ -217,6 +226,28 @@ class Supervisor:
         if ward is not None and ward.runs and ward.wanted and ward.adopted and self._others_hold_the_state(group):
             ward.moving = True
             self._pass_on(ward, Leaving(ward.member))
+
+    def _host(self, order: Host) -> None:
+        """A group comes here from another node: it is started, and joins when the older life has left."""
+        group, ward = order.member.group, self._ward(order.member)
+        if order.off:
+            if ward is not None and ward.holds:
+                ward.wanted = False
+                self._end(ward, "it is not needed")
+        elif order.joins:
+            if ward is not None and ward.held is not None:
+                self.world.homes[group] = self.node
+                ready, ward.holds, ward.held = ward.held, False, None
+                self._pass_on(ward, ready)
+        elif ward is None:
+            known = self.wards.get(group)
+            if self.closed or self.stopped or self.complete or (known is not None and known.runs):
+                self._send(Prepared(order.member, "there is no place for it"))
+                return
+            self.world.takes(order.member)
+            ward = self.wards[group] = Ward(order.member)
+            ward.holds = True
+            self.process.after(self.kernel.between(*RESTART_TIME), lambda: self._spawn(ward))
 
     def _close(self, opens: bool) -> None:
         self.closed = not opens
@@ -282,6 +313,8 @@ class Supervisor:
     def _spawn(self, ward: Ward) -> None:
         if self.stopped or self.complete or self.closed or self.wards.get(ward.member.group) is not ward:
             ward.runs = False
+            if ward.holds:
+                self._tell_prepared(Prepared(ward.member, "there is no place for it any more"))
             return
         member = ward.member
         ward.founder, ward.run = not self._others_hold_the_state(), self.run
@@ -301,6 +334,14 @@ class Supervisor:
     def _pass_on(self, ward: Ward, report: Report) -> None:
         if isinstance(report, Ready):
             report = replace(report, looked=ward.run)
+        if ward.holds:
+            if isinstance(report, Ready):
+                ward.ready, ward.held = True, report
+                self._tell_prepared(Prepared(ward.member))
+            elif isinstance(report, Died):
+                ward.runs = ward.wanted = False
+                self._tell_prepared(Prepared(ward.member, report.cause))
+            return
         self.world.emit("report", ward.member.group, "{}", report)
         self.told.record(report)
         match report:
@@ -314,6 +355,11 @@ class Supervisor:
                 ward.finished, ward.wanted, self.complete = True, False, True
             case Died():
                 ward.runs = False
+        self._send(report)
+
+    def _tell_prepared(self, report: Prepared) -> None:
+        self.world.emit("report", report.member.group, "{}", report)
+        self.told.record(report)
         self._send(report)
 
     def _end(self, ward: Ward, cause: str) -> None:

@@ -87,7 +87,7 @@ class Quorum(_message.Message):
     def __init__(self, id: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping[str, object]]]] = ..., addresses: _Optional[_Iterable[str]] = ..., urgent: bool = ..., lineage: _Optional[str] = ..., reason: _Optional[str] = ..., founding: bool = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("hello", "synced", "heartbeat", "ready", "adopted", "trouble", "finished", "died", "suspected", "present", "saved", "leaving")
+    __slots__ = ("hello", "synced", "heartbeat", "ready", "adopted", "trouble", "finished", "died", "suspected", "present", "saved", "leaving", "prepared")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class Report(_message.Message):
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     synced: Synced
     heartbeat: Heartbeat
@@ -112,7 +113,8 @@ class Report(_message.Message):
     present: Present
     saved: Saved
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ..., saved: _Optional[_Union[Saved, _Mapping[str, object]]] = ..., leaving: _Optional[_Union[Leaving, _Mapping[str, object]]] = ...) -> None: ...
+    prepared: Prepared
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ..., saved: _Optional[_Union[Saved, _Mapping[str, object]]] = ..., leaving: _Optional[_Union[Leaving, _Mapping[str, object]]] = ..., prepared: _Optional[_Union[Prepared, _Mapping[str, object]]] = ...) -> None: ...
 
 class JobSpec(_message.Message):
     __slots__ = ("job", "groups", "min_groups", "policy", "ranks", "spare_wait")
@@ -173,10 +175,12 @@ class Pulse(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("pulses",)
+    __slots__ = ("pulses", "warm")
     PULSES_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
     pulses: _containers.RepeatedCompositeFieldContainer[Pulse]
-    def __init__(self, pulses: _Optional[_Iterable[_Union[Pulse, _Mapping[str, object]]]] = ...) -> None: ...
+    warm: int
+    def __init__(self, pulses: _Optional[_Iterable[_Union[Pulse, _Mapping[str, object]]]] = ..., warm: _Optional[int] = ...) -> None: ...
 
 class Fact(_message.Message):
     __slots__ = ("key", "value")
@@ -278,6 +282,14 @@ class Leaving(_message.Message):
     member: Member
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ...) -> None: ...
 
+class Prepared(_message.Message):
+    __slots__ = ("member", "trouble")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    trouble: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., trouble: _Optional[str] = ...) -> None: ...
+
 class Suspected(_message.Message):
     __slots__ = ("member", "why")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -287,7 +299,7 @@ class Suspected(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup", "cast", "migrate", "stay", "close")
+    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup", "cast", "migrate", "stay", "close", "host")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +313,7 @@ class Order(_message.Message):
     MIGRATE_FIELD_NUMBER: _ClassVar[int]
     STAY_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     publish: Publish
     refuse: Refuse
@@ -314,7 +327,8 @@ class Order(_message.Message):
     migrate: Migrate
     stay: Stay
     close: Close
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ..., cast: _Optional[_Union[Cast, _Mapping[str, object]]] = ..., migrate: _Optional[_Union[Migrate, _Mapping[str, object]]] = ..., stay: _Optional[_Union[Stay, _Mapping[str, object]]] = ..., close: _Optional[_Union[Close, _Mapping[str, object]]] = ...) -> None: ...
+    host: Host
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ..., cast: _Optional[_Union[Cast, _Mapping[str, object]]] = ..., migrate: _Optional[_Union[Migrate, _Mapping[str, object]]] = ..., stay: _Optional[_Union[Stay, _Mapping[str, object]]] = ..., close: _Optional[_Union[Close, _Mapping[str, object]]] = ..., host: _Optional[_Union[Host, _Mapping[str, object]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "protocol", "lives")
@@ -343,10 +357,12 @@ class Refuse(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DrainMember(_message.Message):
-    __slots__ = ("member",)
+    __slots__ = ("member", "moved")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     member: Member
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ...) -> None: ...
+    moved: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., moved: bool = ...) -> None: ...
 
 class KillGroup(_message.Message):
     __slots__ = ("group", "signal", "rank")
@@ -387,6 +403,16 @@ class Migrate(_message.Message):
     rank: int
     drains: bool
     def __init__(self, group: _Optional[int] = ..., rank: _Optional[int] = ..., drains: bool = ...) -> None: ...
+
+class Host(_message.Message):
+    __slots__ = ("member", "joins", "off")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    joins: bool
+    off: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., joins: bool = ..., off: bool = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("device", "opens")
@@ -507,20 +533,22 @@ class KillRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., signal: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("job", "group", "rank", "reason", "share", "drains")
+    __slots__ = ("job", "group", "rank", "reason", "share", "drains", "to")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     DRAINS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: int
     rank: int
     reason: str
     share: float
     drains: bool
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ..., drains: bool = ...) -> None: ...
+    to: str
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ..., drains: bool = ..., to: _Optional[str] = ...) -> None: ...
 
 class NodeRequest(_message.Message):
     __slots__ = ("job", "node", "device", "undrain")

@@ -7,7 +7,8 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
 from planaria.wire.checks import clip, count, decode_facts, decode_member, decode_quorum_id, name, names, text
-from planaria.wire.codec import decode_quorum, encode_quorum, guarded, phase_in, phase_out
+from planaria.wire.codec import guarded, phase_in, phase_out
+from planaria.wire.quorums import decode_quorum, encode_quorum
 
 
 def encode_event(event: Event) -> pb.Event:

@@ -1,0 +1,134 @@
+"""A group moves to another node (``planaria migrate GROUP --to NODE``, and off a node that is drained).
+
+Its next life is started there, by a standby if there is one, and waits, ready, while the old one works. Then the old
+one is left out after a commit, as if it were drained, and when it has ended the new one joins and heals, as any group
+does that is back. So at no time are there two lives of a group of which the quorum could hold both. The agent that
+prepares it remembers that, and says so to a lighthouse that was restarted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planaria.core.messages import Host, Member, Prepared
+from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord
+from planaria.core.wishes import Wishes
+
+
+@dataclass(slots=True)
+class _Move:
+    agent: str  # where to
+    member: Member  # the next life
+    ready: bool = False
+
+
+class Hosts(Wishes):
+    """``node``: the name of an agent, or of the host on which agents are."""
+
+    def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
+        super().__init__(job, epoch, last)
+        self.closed: dict[str, frozenset[str]] = {}  # by agent: GPUs that are drained; the empty name is the node
+        self._moves: dict[int, _Move] = {}  # by group
+        self._homes: dict[int, str] = {}  # agents to which groups have moved
+
+    def move(self, group: int, node: str, now: float) -> list[Effect]:
+        """Have all of ``group`` go on at another node. Raises ValueError with a sentence if that cannot be."""
+        self._needs_training()
+        view = self._need(group)
+        agents = [agent for agent in self._agents_at(node) if agent != view.agent]
+        if not agents:
+            raise ValueError(f"group {group} is on node {node} already")
+        if view.leaving or group in self._moves:
+            raise ValueError(f"group {group} is leaving already")
+        if not any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values()):
+            raise ValueError(
+                f"group {group} is the only one that holds the state, which must not leave before another has"
+            )
+        if not (open := [agent for agent in agents if "" not in self._closed(agent)]):
+            raise ValueError(f"node {node} is drained (planaria undrain takes it back)")
+        self._begin(now)
+        self._prepare(view, max(open, key=self._spare))
+        return self._end()
+
+    def _prepare(self, view: Group, agent: str) -> None:
+        group, newer = view.member.group, Member(view.member.group, view.member.incarnation + 1)
+        self._moves[group] = _Move(agent, newer)
+        self._event("move", f"group {group} moves to node {agent} when it is ready there", group)
+        self._send(agent, Host(newer))
+
+    def _prepared(self, agent: str, report: Prepared) -> None:
+        group = report.member.group
+        move = self._moves.get(group)
+        if not report.trouble:
+            self._moves[group] = _Move(agent, report.member, ready=True)
+        elif move is not None and (move.agent, move.member) == (agent, report.member):
+            self._stays(group, report.trouble)
+
+    def _carry_on(self) -> None:
+        """Whatever can be done about groups that move."""
+        for group, move in list(self._moves.items()):
+            view = self.seen.groups.get(group)
+            if not self.seen.agents[move.agent].connected:
+                if not move.ready:
+                    self._stays(group, f"node {move.agent} is out of reach")
+            elif view is not None and (view.member > move.member or self._elsewhere(view, move)):
+                self._send(move.agent, Host(move.member, off=True))
+                self._stays(group, "it was started again meanwhile")
+            elif move.ready and self._has_left(group):
+                del self._moves[group]
+                self._homes[group] = move.agent
+                self._send(move.agent, Host(move.member, joins=True))
+            elif move.ready and view is not None and not view.draining:
+                self._start_draining(view, f"it moves to node {move.agent}", moved=True)
+
+    def _elsewhere(self, view: Group, move: _Move) -> bool:
+        return view.member == move.member and view.agent != move.agent
+
+    def _has_left(self, group: int) -> bool:
+        view = self.seen.groups.get(group)
+        if view is None:
+            return all(member.group != group for member in self._members)
+        return view.state in CERTAINLY_GONE
+
+    def _stays(self, group: int, why: str) -> None:
+        del self._moves[group]
+        self._event("move", f"group {group} does not move: {why}", group)
+        if (view := self.seen.groups.get(group)) is not None:
+            self._leaves_with_its_node(view)
+
+    def _leaves_with_its_node(self, view: Group) -> None:
+        waits = view.draining or view.state in CERTAINLY_GONE or view.member.group in self._moves
+        if "" in self._closed(view.agent) and not waits:
+            self._start_draining(view, "its node is drained")
+
+    def _host_for(self, view: Group) -> str | None:
+        """An agent that has a warm standby for a group of one rank."""
+        if not view.settled or self.spec is None or self.spec.ranks > 1:
+            return None
+        agents = self.seen.agents
+        able = [n for n in agents if agents[n].connected and agents[n].synced and "" not in self._closed(n)]
+        best = max((n for n in able if n != view.agent), key=self._spare, default=None)
+        return best if best is not None and self._spare(best) > 0 else None
+
+    def _spare(self, agent: str) -> int:
+        """Its standbys that are not promised to a group yet."""
+        return self.seen.agents[agent].warm - sum(move.agent == agent for move in self._moves.values())
+
+    def _closed(self, agent: str) -> frozenset[str]:
+        return self.closed.get(agent, frozenset())
+
+    def _agents_at(self, node: str) -> list[str]:
+        """Raises ValueError if there is none, or one that is out of reach."""
+        agents = self.seen.agents
+        # One that has ended in peace has left its node to others.
+        present = [name for name, agent in agents.items() if agent.connected or self._groups_of([name])]
+        found = [name for name in present if node in (name, agents[name].host)]
+        if not found:
+            raise ValueError(f"job {self.job} has no node {node} (nodes: {', '.join(sorted(present)) or 'none'})")
+        for name in found:
+            if not agents[name].connected:
+                raise ValueError(f"node {name} is out of reach (planaria evict GROUP declares its groups dead)")
+        return found
+
+    def _groups_of(self, agents: list[str]) -> list[Group]:
+        return [g for g in self.seen.groups.values() if g.agent in agents and g.state not in CERTAINLY_GONE]
