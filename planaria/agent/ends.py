@@ -88,7 +88,7 @@ class Ends:
             return
         if life is not None:
             life.spared = change.returncode != EXIT_BAD_INPUT and spared(self._agent, life, life.ranks[change.rank])
-        self._say(Died(change.member, words, life is not None and life.spared))
+        self._say(Died(change.member, words, life is not None and life.spared, life is not None and life.moved))
         if life is not None:
             life.fell_ns, life.fell_under = time.monotonic_ns(), life.quorum
 

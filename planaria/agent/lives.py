@@ -56,6 +56,7 @@ class Life:
     ended: float = 0.0
     exit_code: int | None = None
     message: str = ""
+    moved: bool = False  # its group goes on at another agent
     comes_back: bool = False  # it leaves in order only to start again on other devices
     left: bool = False  # told to people: it ended in peace although there was more to do
     settle_seconds: float = math.nan  # from creation to work in a quorum

@@ -117,7 +117,7 @@ class Orders:
         """It is not to be started again here."""
         if member.group in self._agent.hosting.groups:
             self._agent.hosting.groups.discard(member.group)
-        else:
+        elif all(other.group != member.group for other in self._fewer):
             self._fewer.add(member)
             self.total -= 1
 
@@ -146,7 +146,7 @@ class Orders:
         if order.moved or not comes_back:
             self._give_up(order.member)
         if life is not None:
-            life.comes_back = comes_back and not order.moved
+            life.comes_back, life.moved = comes_back and not order.moved, order.moved
         if life is not None and life.alive:
             life.state, life.moving = GroupState.DRAINING, None  # all of it leaves
             self._agent.hub.send(order.member, order)

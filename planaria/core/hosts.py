@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.core.messages import Host, Member, Prepared
+from planaria.core.messages import Drain, Host, Member, Prepared
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord
 from planaria.core.wishes import Wishes
 
@@ -71,7 +71,7 @@ class Hosts(Wishes):
             if not self.seen.agents[move.agent].connected:
                 if not move.ready:
                     self._stays(group, f"node {move.agent} is out of reach")
-            elif view is not None and (view.member > move.member or self._elsewhere(view, move)):
+            elif view is not None and self._begins_anew(view, move):
                 self._send(move.agent, Host(move.member, off=True))
                 self._stays(group, "it was started again meanwhile")
             elif move.ready and self._has_left(group):
@@ -81,14 +81,27 @@ class Hosts(Wishes):
             elif move.ready and view is not None and not view.draining:
                 self._start_draining(view, f"it moves to node {move.agent}", moved=True)
 
-    def _elsewhere(self, view: Group, move: _Move) -> bool:
-        return view.member == move.member and view.agent != move.agent
+    def _begins_anew(self, view: Group, move: _Move) -> bool:
+        """Whether its agent starts it again, for it died before it was told to leave."""
+        if view.member == move.member:
+            return view.agent != move.agent
+        return view.member > move.member or (view.state in CERTAINLY_GONE and not view.draining)
 
     def _has_left(self, group: int) -> bool:
         view = self.seen.groups.get(group)
         if view is None:
             return all(member.group != group for member in self._members)
         return view.state in CERTAINLY_GONE
+
+    def _settle(self, owner: str, agent: str, group: int) -> bool:
+        """``agent`` has a group that ``owner`` has as well. Whether that is because it has moved: then the one from
+        which it has, and which has started it once more before it heard of that, is to let go of it."""
+        view, home = self.seen.groups[group], self._homes.get(group)
+        if home != agent or self._in_force(view.member):
+            return False
+        self._send(owner, Drain(view.member, moved=True))
+        del self.seen.groups[group]
+        return True
 
     def _stays(self, group: int, why: str) -> None:
         del self._moves[group]

@@ -166,11 +166,12 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Died:
     """The process table says so: certain, not a suspicion. ``spare``: a standby takes its place, as its group's next
-    incarnation. Said again if none does after all."""
+    incarnation. Said again if none does after all. ``moved``: its agent was told that its group goes on elsewhere."""
 
     member: Member
     cause: str
     spare: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,8 +158,9 @@ class Lighthouse(Spares):
                 self._send(agent, Drain(report.member, moved=True))
                 return
             reason = f"job {self.job} runs already: group {group} belongs to agent {owner}; choose another --job"
-            self._send(agent, Refuse(report.member, reason))
-            return
+            if not self._settle(owner, agent, group):
+                self._send(agent, Refuse(report.member, reason))
+                return
         view = self._view(agent, report.member)
         if view is not None and view.evicted:
             self._send(agent, Kill(report.member.group, int(signals.SIGKILL)))  # it is not dead after all
@@ -243,6 +244,7 @@ class Lighthouse(Spares):
         if view is not None:
             view.evicted = False  # whatever an operator said of it, now it is true
             self._spared(view, report)
+            view.draining = view.draining or report.moved
         if view is None or view.state in CERTAINLY_GONE:
             return
         if self._trouble_at is not None:

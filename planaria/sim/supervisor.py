@@ -74,6 +74,7 @@ class Ward:
         self.run = NO_QUORUM  # see Supervisor.run, when it was started
         self.wanted = True  # to be started again when it ends
         self.moving = False  # it leaves in order, and is started again
+        self.moved = False  # its group goes on at another node
         self.held: Ready | None = None  # it has said so, and must not join yet
         self.holds = False
 
@@ -192,9 +193,11 @@ class Supervisor:
                     ward.wanted = False
                     self._end(ward, f"refused: {reason}")
             case Drain(member, moved):
-                if (ward := self._ward(member)) is not None and (moved or not self.closed):
-                    ward.wanted = False
-                    if moved and ward.trainer is not None and ward.trainer.phase is Phase.PARKED:
+                ward = self.wards.get(member.group) if moved else self._ward(member)
+                if ward is not None and (moved or not self.closed):
+                    ward.wanted, ward.moved = False, moved
+                    starts = ward.trainer is not None and ward.trainer.phase in (Phase.STARTING, Phase.PARKED)
+                    if moved and starts:
                         self._end(ward, "it was drained")
             case Host():
                 self._host(order)
@@ -311,7 +314,8 @@ class Supervisor:
         self.process.after(self.kernel.between(*RESTART_TIME), lambda: self._spawn(ward))
 
     def _spawn(self, ward: Ward) -> None:
-        if self.stopped or self.complete or self.closed or self.wards.get(ward.member.group) is not ward:
+        over = self.stopped or self.complete or self.closed or not ward.wanted
+        if over or self.wards.get(ward.member.group) is not ward:
             ward.runs = False
             if ward.holds:
                 self._tell_prepared(Prepared(ward.member, "there is no place for it any more"))
@@ -374,7 +378,7 @@ class Supervisor:
             ward.wanted = False
         lost = not cause.startswith("leave") and ward.adopted and ward.wanted and not ward.finished
         spare = lost and self.standbys > 0 and not (self.complete or self.stopped or self.closed)
-        self._pass_on(ward, Died(ward.member, cause, spare))
+        self._pass_on(ward, Died(ward.member, cause, spare, ward.moved))
         if spare and self.world.config.policy is Policy.SPARE:
             self._replace_by_standby(ward)
             return

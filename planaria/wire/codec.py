@@ -174,8 +174,8 @@ def _report_out(report: Report) -> pb.Report:
             return pb.Report(
                 saved=pb.Saved(member=encode_member(member), step=step, seconds=seconds, trouble=clip(trouble))
             )
-        case Died(member, cause, spare):
-            return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause), spare=spare))
+        case Died(member, cause, spare, moved):
+            return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause), spare=spare, moved=moved))
         case Leaving(member):
             return pb.Report(leaving=pb.Leaving(member=encode_member(member)))
         case Prepared(member, trouble):
@@ -227,7 +227,7 @@ def _report_in(message: pb.Report) -> Report:
             )
         case "died":
             died = message.died
-            return Died(decode_member(died.member), text(died.cause, "a cause of death"), died.spare)
+            return Died(decode_member(died.member), text(died.cause, "a cause of death"), died.spare, died.moved)
         case "leaving":
             return Leaving(decode_member(message.leaving.member))
         case "prepared":

@@ -267,14 +267,16 @@ class Saved(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class Died(_message.Message):
-    __slots__ = ("member", "cause", "spare")
+    __slots__ = ("member", "cause", "spare", "moved")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     member: Member
     cause: str
     spare: bool
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., cause: _Optional[str] = ..., spare: bool = ...) -> None: ...
+    moved: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., cause: _Optional[str] = ..., spare: bool = ..., moved: bool = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("member",)

@@ -50,9 +50,9 @@ def test_what_could_not_be_prepared_stays_where_it_is() -> None:
 
 def test_one_that_died_meanwhile_is_started_again_where_it_was() -> None:
     desk = moving()
-    desk.dies(1)
-    assert desk.ready(1)[0].startswith("a2: host"), "what was prepared is not needed any more"
-    assert orders(desk, 2, Prepared(NEWER))[0] == Send("a2", Host(NEWER, off=True))
+    assert "a2: host" in desk.dies(1), "what is prepared is not needed any more"
+    assert "group 1 does not move: it was started again meanwhile" in desk.events()
+    assert orders(desk, 2, Prepared(NEWER))[0] == Send("a2", Host(NEWER, off=True)), "said before it heard of that"
 
 
 def test_an_agent_that_is_lost_prepares_nothing() -> None:
@@ -71,6 +71,14 @@ def test_a_lighthouse_that_was_restarted_goes_on_with_it() -> None:
     assert "a1: drain" in said and not any("host" in line for line in said)
     desk.incarnations[1] = 0
     assert "a2: host" in desk.dies(1)
+
+
+def test_one_that_left_while_there_was_no_lighthouse() -> None:
+    desk = Desk(3, epoch=2, last=LAST, ready=False)
+    for group in (0, 2):
+        desk.connects(group, desk.report(group), *([Prepared(NEWER)] if group == 2 else []))
+    assert "a2: host" in desk.connects(1, desk.report(1), Died(Member(1, 0), "left", moved=True))
+    assert "group 1 does not move: it was started again meanwhile" not in desk.events()
 
 
 def test_its_former_agent_is_told_where_it_is_when_it_is_started_again() -> None:

@@ -99,7 +99,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Trouble, members, quorum_ids, counts, texts),
     st.builds(Finished, members, counts, texts),
     st.builds(Saved, members, counts, floats, texts),
-    st.builds(Died, members, texts, st.booleans()),
+    st.builds(Died, members, texts, st.booleans(), st.booleans()),
     st.builds(Leaving, members),
     st.builds(Prepared, members, texts),
     st.builds(Suspected, members, texts),
