@@ -1,4 +1,5 @@
-"""A group moves to another node (``planaria migrate GROUP --to NODE``, and off a node that is drained).
+"""A group moves to another node: by order (``planaria migrate GROUP --to NODE``), off a node that is drained, and off
+one that is lost, if there is a standby elsewhere.
 
 Its next life is started there, by a standby if there is one, and waits, ready, while the old one works. Then the old
 one is left out after a commit, as if it were drained, and when it has ended the new one joins and heals, as any group
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.core.messages import Drain, Host, Member, Prepared
+from planaria.core.messages import NO_QUORUM, Drain, Host, Member, Prepared
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord
 from planaria.core.wishes import Wishes
 
@@ -20,6 +21,7 @@ class _Move:
     agent: str  # where to
     member: Member  # the next life
     ready: bool = False
+    lost: bool = False  # with its node: nobody has asked for it
 
 
 class Hosts(Wishes):
@@ -50,22 +52,31 @@ class Hosts(Wishes):
         self._prepare(view, max(open, key=self._spare))
         return self._end()
 
-    def _prepare(self, view: Group, agent: str) -> None:
+    def _prepare(self, view: Group, agent: str, lost: bool = False) -> None:
         group, newer = view.member.group, Member(view.member.group, view.member.incarnation + 1)
-        self._moves[group] = _Move(agent, newer)
+        self._moves[group] = _Move(agent, newer, lost=lost)
         self._event("move", f"group {group} moves to node {agent} when it is ready there", group)
         self._send(agent, Host(newer))
+
+    def _begun_again(self, agent: str, view: Group) -> None:
+        """A group ended with the former life of its agent. That one knows only of those that it began with."""
+        if self._homes.get(view.member.group) == agent and not view.draining and not self.complete:
+            self._prepare(view, agent, lost=True)
 
     def _prepared(self, agent: str, report: Prepared) -> None:
         group = report.member.group
         move = self._moves.get(group)
         if not report.trouble:
-            self._moves[group] = _Move(agent, report.member, ready=True)
+            self._moves[group] = _Move(agent, report.member, True, move is not None and move.lost)
         elif move is not None and (move.agent, move.member) == (agent, report.member):
             self._stays(group, report.trouble)
 
     def _carry_on(self) -> None:
-        """Whatever can be done about groups that move."""
+        """Whatever can be done about groups that move, or are lost with their node."""
+        for lost in [g for g in self.seen.groups.values() if self._out_of_reach(g)]:
+            group = lost.member.group
+            if group not in self._moves and not lost.draining and (host := self._host_for(lost)) is not None:
+                self._prepare(lost, host, lost=True)
         for group, move in list(self._moves.items()):
             view = self.seen.groups.get(group)
             if not self.seen.agents[move.agent].connected:
@@ -85,13 +96,20 @@ class Hosts(Wishes):
         """Whether its agent starts it again, for it died before it was told to leave."""
         if view.member == move.member:
             return view.agent != move.agent
+        if move.lost:
+            return self.seen.connected(view) and view.state not in CERTAINLY_GONE
         return view.member > move.member or (view.state in CERTAINLY_GONE and not view.draining)
 
     def _has_left(self, group: int) -> bool:
         view = self.seen.groups.get(group)
         if view is None:
             return all(member.group != group for member in self._members)
-        return view.state in CERTAINLY_GONE
+        return view.state in CERTAINLY_GONE or self._out_of_reach(view)
+
+    def _out_of_reach(self, view: Group) -> bool:
+        """Whether its node is gone, as far as can be seen, and the others go on without it: fenced, should it live."""
+        away = not self.seen.agents[view.agent].connected and not self._in_force(view.member)
+        return away and self.current is not None and view.state not in CERTAINLY_GONE and view.adopted != NO_QUORUM
 
     def _settle(self, owner: str, agent: str, group: int) -> bool:
         """``agent`` has a group that ``owner`` has as well. Whether that is because it has moved: then the one from
@@ -116,7 +134,7 @@ class Hosts(Wishes):
 
     def _host_for(self, view: Group) -> str | None:
         """An agent that has a warm standby for a group of one rank."""
-        if not view.settled or self.spec is None or self.spec.ranks > 1:
+        if self.spec is None or self.spec.ranks > 1 or view.adopted == NO_QUORUM:
             return None
         agents = self.seen.agents
         able = [n for n in agents if agents[n].connected and agents[n].synced and "" not in self._closed(n)]

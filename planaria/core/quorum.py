@@ -86,6 +86,7 @@ class Lighthouse(Spares):
                 view.synced = True
                 for group in self.seen.untold(agent):
                     self._gone_for_good(group, "its agent was started again")
+                    self._begun_again(agent, group)
                 self._tell_again(agent)
             case Heartbeat():
                 view.warm = report.warm

@@ -105,6 +105,45 @@ def test_groups_of_a_drained_node_move_to_standbys_elsewhere_as_far_as_there_are
     assert said[0] == "a1: drain", "then it leaves without a new place"
 
 
+def lost() -> Desk:
+    """The node of group 1 is cut off, and the others have gone on without it; group 2's agent has a standby."""
+    desk = working()
+    desk.tell(2, Heartbeat((), warm=1))
+    assert desk.lines(desk.lighthouse.agent_lost("a1", desk.now)) == [], "silence alone condemns nobody"
+    assert desk.trouble(0, 1, 4) == []
+    said = desk.wait(1.0)
+    assert said[0] == "store 1.2 [0 2]" and said[-1] == "a2: host"
+    return desk
+
+
+def test_a_standby_of_another_node_takes_the_place_of_a_group_that_is_lost_with_its_node() -> None:
+    desk = lost()
+    for group in (0, 2):
+        desk.adopts(group, 2, 5)
+    assert orders(desk, 2, Prepared(NEWER)) == [Send("a2", Host(NEWER, joins=True))]
+    effects = desk.lighthouse.handle("a2", desk.report(1, member=NEWER), desk.now)
+    assert desk.lines(effects)[0] == "store 1.3 [0 1.1 2]"
+    desk.connects(1)
+    assert desk.ready(1) == ["a1: drain"], "it lived on, out of reach, and its place is taken"
+
+
+def test_an_agent_that_is_started_again_is_told_of_the_groups_that_had_moved_to_it() -> None:
+    desk = lost()
+    orders(desk, 2, Prepared(NEWER))
+    desk.lines(desk.lighthouse.handle("a2", desk.report(1, member=NEWER), desk.now))
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    assert "a2: host" in desk.connects(2)
+    assert Send("a2", Host(Member(1, 2), joins=True)) in orders(desk, 2, Prepared(Member(1, 2)))
+
+
+def test_a_node_that_comes_back_first_keeps_its_group() -> None:
+    desk = lost()
+    desk.adopts(0, 2, 5)
+    desk.adopts(2, 2, 5)
+    assert "a2: host" in desk.connects(1, desk.report(1)), "it is not needed any more"
+    assert "group 1 does not move: it was started again meanwhile" in desk.events()
+
+
 @pytest.mark.parametrize(
     ("group", "node", "why"),
     [
