@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,3 +44,22 @@ def test_a_drained_node_is_left_for_a_standby_of_another(tmp_path: Path, quiet: 
             assert right.end() == 0, right.log()
             assert left.end() == 0, left.log()
             assert left.digests() == right.digests() == {quiet(*LONG)}
+
+
+def test_a_lost_node_is_made_up_for_by_a_standby_of_another(tmp_path: Path, quiet: Callable[..., str]) -> None:
+    with lighthouse(tmp_path) as address:
+        common = ("--lighthouse", address, "--job", "shared", "--local-groups")
+        left = Run(tmp_path / "left", *LONG, options=(*common, "1"))
+        right = Run(tmp_path / "right", *LONG, options=(*common, "2", "--first-group", "1", *ONE))
+        with left, right:
+            left.settled(1)
+            right.settled(2)
+            standby = warm(right, 1)
+            os.kill(int(json.loads((left.directory / "run.json").read_text())["pid"]), signal.SIGKILL)
+            assert pids(right, 0, 1, 1) == {0: standby}, right.log()
+            right.settled(3, beyond=right.watch.step)
+            with Run(tmp_path / "again", *LONG, options=(*common, "1")) as again:
+                assert again.end() == 0, again.log()
+                assert not again.digests(), "its place is taken"
+            assert right.end() == 0, right.log()
+            assert right.digests() == {quiet(*LONG)}, right.log()
