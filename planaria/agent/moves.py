@@ -40,6 +40,9 @@ class Moves:
         if life is None or not life.alive:
             return
         rank = life.ranks[order.rank]
+        if order.drains and (device := self._agent.closing.device_of(order.group, order.rank)):
+            rank.drained = True
+            self._agent.closing.close(device)
         if rank is life.moving or any(rank is each for _, each in self._asked):
             return
         self._asked.append((order.group, rank))
@@ -90,7 +93,19 @@ class Moves:
         agent.told.record(report)
 
     def _stays(self, group: int, rank: RankLife, why: str) -> None:
-        self._agent.events.add("move", f"rank {rank.rank} of group {group} stays where it is: {why}", group)
+        which, life = f"rank {rank.rank} of group {group}", self._agent.lives.groups.get(group)
+        if not rank.drained or life is None or not life.alive:
+            self._agent.events.add("move", f"{which} stays where it is: {why}", group)
+            return
+
+        def refused(why: str) -> None:
+            rank.drained = life.comes_back = False
+            self._stays(group, rank, why)
+
+        self._agent.events.add("move", f"{which} cannot move, so all of its group leaves: {why}", group)
+        # It comes back when there is a place for it, perhaps at once.
+        life.comes_back = True
+        self._agent.orders.ask_drain(group, f"the GPU of its rank {rank.rank} is drained", refused)
 
 
 def _never(life: Life, rank: RankLife) -> bool:

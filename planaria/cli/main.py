@@ -29,6 +29,7 @@ _COMMANDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("planaria.cli.operate", "status", {}),
     ("planaria.cli.operate", "kill", {}),
     ("planaria.cli.operate", "drain", {}),
+    ("planaria.cli.operate", "undrain", {}),
     ("planaria.cli.operate", "migrate", {}),
     ("planaria.cli.operate", "scale", {}),
     ("planaria.cli.operate", "evict", {}),

@@ -27,6 +27,8 @@ from planaria.wire.credentials import Credentials
 from planaria.wire.roles import Role
 
 DEVICES = ("cpu", "cuda")
+# A warm standby is at work within one or two seconds of small models; a wait costs all groups' time.
+SPARE_WAIT = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -65,6 +67,7 @@ class RunOptions:
     group_addr: str = DEFAULT_ADDRESS
     health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
+    spare_wait: float | None = None  # seconds
 
     @property
     def ranks(self) -> int:
@@ -168,6 +171,10 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
     if options.standbys and options.nnodes > 1:
         raise UsageError("--standbys: groups that are spread over several nodes cannot have standbys yet")
+    if options.spare_wait is not None and options.policy is not Policy.SPARE:
+        raise UsageError(f"--spare-wait {options.spare_wait:g}: only --policy spare waits for standbys")
+    if options.spare_wait is not None and not 0 < options.spare_wait <= 3600:
+        raise UsageError(f"--spare-wait {options.spare_wait:g}: must be more than 0 and at most 3600 seconds")
     if options.max_replacements < 0:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:

@@ -57,8 +57,12 @@ def run(
         int | None, _option("--local-groups", help="How many groups run here; default: all from --first-group on.")
     ] = None,
     policy: Annotated[
-        str, _option("--policy", help="For a lost group's shards: redistribute or shrink.")
+        str, _option("--policy", help="For a lost group's shards: redistribute, spare or shrink.")
     ] = "redistribute",
+    spare_wait: Annotated[
+        float | None,
+        _option("--spare-wait", help="With --policy spare: seconds that others wait for a standby; default: 10."),
+    ] = None,
     reduction: Annotated[
         str, _option("--reduction", help="tree (bit-exact), fast, int8 or fp8 (for slow links).")
     ] = "tree",
@@ -170,6 +174,7 @@ def run(
         group_addr=group_addr,
         health=opts.health_table(health, health_dry_run),
         standbys=standbys,
+        spare_wait=spare_wait,
     )
     opts.check(options)
     try:

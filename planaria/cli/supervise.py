@@ -20,7 +20,7 @@ from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
 from planaria.cli.logdir import former_life, held, move_aside, usable
-from planaria.cli.options import RunOptions, gpus_of, health_watch
+from planaria.cli.options import SPARE_WAIT, RunOptions, gpus_of, health_watch
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
 from planaria.engines.base import Engine
@@ -138,7 +138,8 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         backoff_first=options.restart_backoff,
         backoff_max=max(options.restart_backoff, _LONGEST_BACKOFF),
     )
-    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy, options.ranks)
+    wait = SPARE_WAIT if options.spare_wait is None else options.spare_wait
+    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy, options.ranks, wait)
     return Assignment(
         spec,
         plan,

@@ -133,6 +133,15 @@ class SpreadEngine:
     def avoid(self, gpus: Collection[str]) -> None:
         self._local.avoid(gpus)
 
+    def devices(self) -> tuple[str, ...]:
+        return self._local.devices()
+
+    def close_devices(self, gpus: Collection[str]) -> None:
+        self._local.close_devices(gpus)
+
+    def has_place(self, group: int) -> bool:
+        return self._local.has_place(group)
+
     def elsewhere(self, group: int) -> bool:
         return False  # it would need other GPUs on every node, or to know which of them are free there
 

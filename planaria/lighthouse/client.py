@@ -64,8 +64,15 @@ class OperatorClient:
     def drain(self, group: int, job: str = "") -> str:
         return self._verb(self._stub.Drain, pb.GroupRequest, job=job, group=group)
 
-    def migrate(self, group: int, rank: int, job: str = "") -> str:
-        return self._verb(self._stub.Migrate, pb.MigrateRequest, job=job, group=group, rank=rank)
+    def migrate(self, group: int, rank: int, job: str = "", drains: bool = False, to: str = "") -> str:
+        """``to``: the node to which all of the group moves; empty: only the rank moves."""
+        fields: dict[str, int | str] = {"group": group, "rank": rank, "drains": drains, "to": to}
+        return self._verb(self._stub.Migrate, pb.MigrateRequest, job=job, **fields)
+
+    def drain_node(self, node: str, device: str, job: str = "", undrain: bool = False) -> str:
+        """``node``: the name of an agent, or its host's. ``device``: a GPU of it; empty: all of it."""
+        fields: dict[str, str | bool] = {"node": node, "device": device, "undrain": undrain}
+        return self._verb(self._stub.DrainNode, pb.NodeRequest, job=job, **fields)
 
     def evict(self, group: int, job: str = "") -> str:
         return self._verb(self._stub.Evict, pb.GroupRequest, job=job, group=group)

@@ -80,11 +80,32 @@ class Operators(LighthouseServicer):
         self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
+            if request.to:
+                node, group = checks.name(request.to, "a node"), request.group
+                text = f"group {group} moves to node {node} when it is ready there"
+                return lambda now: job.machine.move(group, node, now), text
             group, rank = request.group, checks.rank(request.rank)
             share = request.share if request.HasField("share") else None
+            machine, reason = job.machine, checks.clip(request.reason)
+            text = f"rank {rank} of group {group} moves when another process is ready to take its place"
+            if request.drains:
+                return lambda now: machine.drain_rank(group, rank, now), text + ", and nobody comes to its GPU after it"
+            return lambda now: machine.migrate(group, rank, now, reason, share), text
+
+        return await self._operate(request.job, verb, context)
+
+    async def DrainNode(
+        self, request: pb.NodeRequest, context: grpc.aio.ServicerContext[pb.NodeRequest, pb.Done]
+    ) -> pb.Done:
+        def verb(job: Job) -> tuple[Verb, str]:
+            node, device = checks.name(request.node, "a node"), checks.name(request.device, "a GPU", empty=True)
+            what = f"GPU {device} of node {node}" if device else f"node {node}"
+            if request.undrain:
+                return lambda now: job.machine.undrain_node(node, device, now), f"{what} is used again"
             return (
-                lambda now: job.machine.migrate(group, rank, now, checks.clip(request.reason), share),
-                f"rank {rank} of group {group} moves when another process is ready to take its place",
+                lambda now: job.machine.drain_node(node, device, now),
+                f"what is on {what} leaves after one of the next commits, and nothing is started there until planaria "
+                "undrain",
             )
 
         return await self._operate(request.job, verb, context)

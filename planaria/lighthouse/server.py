@@ -25,9 +25,10 @@ from planaria.lighthouse.store import Store
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import DEFAULT_BIND, add_port, make_server, split_address
 from planaria.wire.checks import encode_member
-from planaria.wire.codec import decode_report, encode_order, encode_quorum, guarded
+from planaria.wire.codec import decode_report, encode_order, guarded
 from planaria.wire.control_pb2_grpc import add_LighthouseServicer_to_server
 from planaria.wire.credentials import Credentials, demand_for
+from planaria.wire.quorums import encode_quorum
 from planaria.wire.roles import ATTEND, Role
 
 log = logging.getLogger("planaria.lighthouse")

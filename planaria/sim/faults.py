@@ -148,7 +148,13 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
             trainer = world.newest(fault.target)
             if verb == "evict" and trainer is not None:
                 world.evicted.add(trainer.member)
-            values = (fault.target, {"kill": 9, "migrate": 0}[verb]) if verb in ("kill", "migrate") else (fault.target,)
+            values: tuple[int | str, ...] = (fault.target,)
+            if verb in ("kill", "migrate"):
+                values = (fault.target, {"kill": 9, "migrate": 0}[verb])
+            elif verb == "move":
+                values = (fault.target, f"node {fault.other % world.config.nodes}")
+            elif verb in ("drain_node", "undrain_node"):
+                values = (f"node {fault.target}", "")
             world.emit("wish", fault.target, "operator: {} {}", verb, values)
             coordinator.process.post(lambda: coordinator.operate(verb, *values))
 
@@ -176,7 +182,10 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "kill everything": _kill_everything,
     "drain": _operator("drain"),
     "migrate": _operator("migrate"),
+    "move": _operator("move"),
     "scale": _operator("scale"),
     "evict": _operator("evict"),
     "operator kill": _operator("kill"),
+    "drain node": _operator("drain_node"),
+    "undrain node": _operator("undrain_node"),
 }

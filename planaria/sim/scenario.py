@@ -42,6 +42,8 @@ class Scenario:
     steps: int = 10
     shard_seconds: float = 0.06
     policy: Policy = Policy.REDISTRIBUTE
+    standbys: int = 0  # of every node
+    spare_wait: float = 0.0  # with the policy spare
     save_every: int = 0  # steps between two durable checkpoints; 0: none are written
     shared: bool = True  # one directory for them, or one for each node
     faults: tuple[Fault, ...] = field(default=())
@@ -96,9 +98,9 @@ CONTROL_FAULTS = (
 )
 NODE_FAULTS = ("kill agent",)
 LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
-WISHES = ("drain", "migrate", "migrate", "scale", "operator kill", "evict")
+WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "move", "scale", "operator kill", "evict")
 # What must not cost a step.
-PLANNED = ("drain", "migrate", "scale", "slow")
+PLANNED = ("drain", "drain node", "undrain node", "migrate", "move", "scale", "slow")
 MENUS = (
     MEMBER_FAULTS,
     MEMBER_FAULTS + CONTROL_FAULTS,
@@ -125,6 +127,7 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
         steps=rng.randint(2, base.steps),
         policy=Policy.SHRINK if rng.random() < 0.15 else base.policy,
     )
+    shape = _with_standbys(shape) if shape.policy is Policy.REDISTRIBUTE else shape
     menu = menu or rng.choice(MENUS)
     faults: list[Fault] = []
     at = rng.choice((rng.uniform(0.0, 1.5), rng.uniform(1.0, 2.5)))  # jobs start at about 1.5 s
@@ -134,6 +137,15 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
     if base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):
         return _with_checkpoints(replace(shape, faults=tuple(faults)))
     return replace(shape, faults=tuple(faults))
+
+
+def _with_standbys(shape: Scenario) -> Scenario:
+    """Some jobs wait for standbys, from hardly at all to longer than any of them takes."""
+    rng = random.Random(shape.seed * 2654435761 + 3)
+    if rng.random() < 0.7:
+        return shape
+    wait = rng.choice((0.05, rng.uniform(0.2, 2.0), 5.0))
+    return replace(shape, policy=Policy.SPARE, standbys=rng.choice((0, 1, 1, 2)), spare_wait=round(wait, 3))
 
 
 def _with_checkpoints(shape: Scenario) -> Scenario:
@@ -164,7 +176,7 @@ def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> 
         other = rng.randrange(6)
     elif kind == "scale":
         target = rng.randint(1, min(shape.shards, shape.groups + 2))
-    elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent"):
+    elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent", "drain node", "undrain node"):
         target = rng.randrange(shape.nodes)
     if rng.random() < 0.4:
         return Fault(kind, round(at, 3), target, other, round(seconds, 3))

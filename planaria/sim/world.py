@@ -74,6 +74,7 @@ class World:
         self.supervisors: dict[int, Supervisor] = {}
         self.speeds: dict[int, float] = {}
         self.evicted = self.checker.evicted
+        self.homes: dict[int, str] = {}  # nodes to which groups have moved
         self._disks: dict[str, Disk] = {}
         self.last_fault_at = 0.0
         self.left = 0  # step of the newest checkpoint when the last holder of the state died
@@ -109,7 +110,8 @@ class World:
         self.supervisors[node] = Supervisor(self, f"node {node}", groups)
 
     def node_number(self, group: int) -> int:
-        return group % self.config.nodes
+        home = self.homes.get(group)
+        return group % self.config.nodes if home is None else int(home.removeprefix("node "))
 
     def node_of(self, group: int) -> str:
         return f"node {self.node_number(group)}"
@@ -126,6 +128,10 @@ class World:
     def next_incarnation(self, group: int) -> Member:
         self._incarnations[group] = self._incarnations.get(group, -1) + 1
         return Member(group, self._incarnations[group])
+
+    def takes(self, member: Member) -> None:
+        """A node begins a life of a group from elsewhere."""
+        self._incarnations[member.group] = max(self._incarnations.get(member.group, -1), member.incarnation)
 
     def newest(self, group: int) -> Trainer | None:
         """The living incarnation of a group."""

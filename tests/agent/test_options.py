@@ -127,7 +127,7 @@ def test_enough_devices(good: RunOptions, monkeypatch: pytest.MonkeyPatch, visib
 
 def test_unknown_policy() -> None:
     assert policy_named("shrink") is Policy.SHRINK
-    with pytest.raises(UsageError, match="--policy pray: unknown policy; known policies: redistribute, shrink"):
+    with pytest.raises(UsageError, match="--policy pray: unknown policy; known policies: redistribute, spare, shrink"):
         policy_named("pray")
 
 
@@ -289,7 +289,7 @@ def planaria_command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_errors_are_sentences_without_traceback(tmp_path: Path) -> None:
     done = planaria_command("run", "--policy", "pray", "x.py", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "planaria: --policy pray: unknown policy; known policies: redistribute, shrink\n"
+    assert done.stderr == "planaria: --policy pray: unknown policy; known policies: redistribute, spare, shrink\n"
     assert list(tmp_path.iterdir()) == []
 
 
