@@ -73,7 +73,7 @@ class Moves:
                 agent.events.add("move", text, group)
             elif _never(life, rank):
                 self._stays(group, rank, "the other ranks of its group do not outlive it (see step.guard)")
-            elif life.moving is not None or not agent.standbys.warm or not can_refill(agent, life, rank):
+            elif life.moving is not None or not agent.standbys.warm or not _can_move(agent, life, rank):
                 # What is missing now (the group heals, or starts again) may be there at the next look.
                 self._asked.append((group, rank))
             else:
@@ -91,6 +91,11 @@ class Moves:
 
     def _stays(self, group: int, rank: RankLife, why: str) -> None:
         self._agent.events.add("move", f"rank {rank.rank} of group {group} stays where it is: {why}", group)
+
+
+def _can_move(agent: Agent, life: Life, rank: RankLife) -> bool:
+    """Without a step that is made again."""
+    return can_refill(agent, life, rank) and agent.others_hold_the_state(life)
 
 
 def _never(life: Life, rank: RankLife) -> bool:

@@ -62,6 +62,7 @@ class RunOptions:
     group_addr: str = DEFAULT_ADDRESS
     health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
+    buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
 
     @property
     def ranks(self) -> int:
@@ -162,6 +163,13 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
     if options.standbys and options.nnodes > 1:
         raise UsageError("--standbys: groups that are spread over several nodes cannot have standbys yet")
+    if options.buddy is not None and options.buddy < 1:
+        raise UsageError(f"--buddy {options.buddy}: copies can be made every step or less often, so at least 1")
+    if options.buddy is not None and options.ranks == 1:
+        raise UsageError(
+            "--buddy: the copies of a rank are kept by another rank of its group, and groups of one rank have none; "
+            "give --nproc-per-group 2 or more, or --checkpoint"
+        )
     if options.max_replacements < 0:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:

@@ -46,6 +46,7 @@ SHOWN = frozenset(
         "stop",
         "suspect",
         "unprepared",
+        "uncopied",
         "unwritten",
     }
 )
@@ -147,6 +148,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         ranks=options.ranks,
         ranks_here=options.nproc_per_group,
         standbys=options.standbys,
+        copies=options.buddy is not None,
         name=name,
         following=following,
         health=health_watch(options),
@@ -173,6 +175,7 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         checkpoint=options.checkpoint,
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
+        buddy=options.buddy,
         nnodes=options.nnodes,
         node=options.node_rank,
         master=options.master,

@@ -1,9 +1,11 @@
-"""How a job begins, and how it begins again from a durable checkpoint when every group that held the state is lost.
+"""How a job begins, and how it begins again when every group that held the state is lost: from a durable checkpoint, or
+from copies that ranks keep in each other's memory.
 
 The disk is the truth about checkpoints: the last one may have become complete just before the last death, and then
 nobody has told of it. So a job that writes checkpoints always begins again, with groups that look at the disk after
 that was decided. Each says what it found; the newest counts, and the others take its state at the roll call. It is so
-whichever agent has which group, and even if they see different disks.
+whichever agent has which group, and even if they see different disks. Memory is one more place to look at, but nothing
+that was once found there can be counted on later.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Founding(Ledger):
         super().__init__(job, epoch, last)
         self.durable = 0  # step of the newest durable checkpoint that is known of; 0: none
         self.saves: bool | None = None  # whether the job writes any; None: nobody has said
+        self.keeps = False  # whether it keeps copies in memory
         self._first_ready_at: float | None = None
+        self._start = 0  # the step with which the job began last
         self._resumed = (0, 0)  # from which step the job was started again last, and how often in a row from there
         self._sought = 0  # the newest checkpoint that was known when groups were told to look at the disk
         self._missed = 0  # people were told that nobody sees the checkpoint of this step
@@ -48,7 +52,9 @@ class Founding(Ledger):
     def _may_begin(self, report: Ready) -> None:
         """A group is there, with whatever it found on the disk."""
         self.saves = self.saves or report.saves
-        self.durable = max(self.durable, report.step)
+        self.keeps = self.keeps or report.keeps
+        if report.kept == NO_QUORUM:
+            self.durable = max(self.durable, report.step)
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -68,11 +74,16 @@ class Founding(Ledger):
             return
         reports = [g.ready for g in ready if g.ready is not None]
         newest = max(report.step for report in reports)
-        if newest < self.durable and self._look_further(len(ready)):
+        if newest < self._least() and self._look_further(len(ready)):
+            return
+        if newest < self._least() and not self.saves:
+            lost = f"job {self.job}: every group that held the state is lost, and so is the last whole copy in memory"
+            self._stop(f"{lost}; without a durable checkpoint the job cannot go on. Start it again")
             return
         older = [r for r in reports if r.step < newest and self._run != NO_QUORUM]
         odd = [(r, f"{r.member} starts at {outdated(r, self.durable)}") for r in reports if newest < self.durable]
-        odd = odd or odd_ones(reports, newest if older else 0)
+        # Copies of one step may come from different runs of it. The roll call tells them apart.
+        odd = odd or odd_ones([r for r in reports if r.kept == NO_QUORUM], newest if older else 0)
         for report, reason in odd:
             self._refuse(self.seen.groups[report.member.group], reason)
         if odd:
@@ -81,6 +92,7 @@ class Founding(Ledger):
             text = f"{report.member} sees {outdated(report, newest)}. It takes the state from the others"
             self._event("unshared", text, report.member.group)
         self._drifts(reports[1:], reports[:1])
+        self._start = newest
         self._publish(ready, True, "the job starts", founding=True)
 
     def _drifts(self, joining: list[Ready], others: list[Ready]) -> None:
@@ -90,36 +102,52 @@ class Founding(Ledger):
                 self._event("drift", told, report.member.group)
 
     def _look_further(self, ready: int) -> bool:
-        """Nobody who is there sees the newest checkpoint that is known of. Whether one may still come who does."""
+        """Nobody who is there sees the newest checkpoint that is known of, or any copy. Whether one may still come who
+        does."""
         if self._sought < self.durable:  # it was heard of after they had looked
             self._begin_again(f"the checkpoint of step {self.durable} was heard of late: all look at the disk again")
             return True
         if self.spec is None or ready >= self.spec.groups:
             return False
-        if self._missed != self.durable:
-            self._missed = self.durable
-            text = f"none of the groups that are there sees the checkpoint of step {self.durable}"
-            self._event("unshared", f"{text}; waiting for the others. Give all the same directory")
+        if self._missed != self._least():
+            self._missed = self._least()
+            text = (
+                f"none of the groups that are there sees the checkpoint of step {self.durable}; waiting for the others"
+            )
+            text = f"{text}. Give all the same directory"
+            if not self.saves:
+                text = "none of the groups that are there has a whole copy of the state; waiting for the others"
+            self._event("unshared", text)
         return True
+
+    def _least(self) -> int:
+        """Steps that the job's state must have at least, or it would be another that is known of or was lost."""
+        return self.durable if self.saves or self._run == NO_QUORUM else max(self.durable, 1)
 
     def _all_lost(self) -> None:
         if self.saves is None:
             return  # after a restart: the next group to be there will say
         lost = f"every group that held the state is lost (last commit seen: step {max(self.seen.top_step, 0)})"
-        if not self.saves:
+        if not (self.saves or self.keeps):
             self._stop(f"job {self.job}: {lost}; without a durable checkpoint the job cannot go on. Start it again")
             return
         step, times = self._resumed
-        self._resumed = (self.durable, times + 1 if step == self.durable else 1)
+        mark = max(self.durable, self._start)
+        self._resumed = (mark, times + 1 if step == mark else 1)
         if self._resumed[1] > RESUMES:
             self._stop(
                 f"job {self.job}: {lost}; started again {RESUMES} times, it did not get from "
                 f"{self._start_known()} to the next checkpoint"
             )
             return
-        self._begin_again(f"{lost}; the job starts again from {self._start_known()}, or a newer one if there is any")
+        newer = "or a newer one if there is any"
+        if self.keeps:
+            newer = "or from a newer copy in memory if there is a whole one"
+        self._begin_again(f"{lost}; the job starts again from {self._start_known()}, {newer}")
 
     def _start_known(self) -> str:
+        if self._start > self.durable:
+            return f"step {self._start}"
         return f"the checkpoint of step {self.durable}" if self.durable else "the beginning"
 
     def _begin_again(self, reason: str) -> None:
@@ -148,6 +176,11 @@ class Founding(Ledger):
 
     # --- small questions -------------------------------------------------------------------------------------
 
+    @property
+    def _may_begin_again(self) -> bool:
+        """Whether the job has, or may have, something to begin again from."""
+        return self.saves is not False or self.keeps
+
     def _looked(self, view: Group) -> bool:
         """Whether it has seen the newest of what the disk held when this run of the job began."""
         return view.ready is not None and view.ready.initial != "" and view.ready.looked >= self._run
@@ -155,7 +188,7 @@ class Founding(Ledger):
     def _can_begin(self, views: Iterable[Group]) -> bool:
         """Whether among these is one with which the job may begin, as far as checkpoints are known."""
         steps = [g.ready.step for g in views if g.ready is not None and self._looked(g)]
-        return bool(steps) and max(steps) >= self.durable
+        return bool(steps) and max(steps) >= self._least()
 
     def _founding_grace(self) -> float:
         return max(FOUNDING_GRACE, (self._first_ready_at or 0.0) - (self._started_at or 0.0))

@@ -38,6 +38,7 @@ class Launch:
     checkpoint: Path | None = None  # directory of durable checkpoints; absolute
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
+    buddy: int | None = None  # steps between copies of a rank's state in another rank's memory
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -110,6 +111,7 @@ class Launch:
             "PLANARIA_CHECKPOINT": self.checkpoint,
             "PLANARIA_CHECKPOINT_EVERY": self.checkpoint_every,
             "PLANARIA_CHECKPOINT_KEEP": self.checkpoint_keep,
+            "PLANARIA_BUDDY": self.buddy,
         }
         return env | {name: str(value) for name, value in optional.items() if value is not None}
 

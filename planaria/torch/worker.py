@@ -20,29 +20,28 @@ from planaria.core import stepper as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.health import slowness
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
-from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
+from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
+from planaria.torch.buddies import Buddies
 from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, check_spread
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
+from planaria.torch.nonfinite import stop_on_nonfinite
 from planaria.torch.records import (
     ShardRecord,
     cursors,
     decode_tail,
     encode_tail,
     mean_metrics,
-    pack_presence,
-    presence_bytes,
     tail_bytes,
     union_presence,
-    unpack_presence,
 )
 from planaria.torch.rounds import Note
 from planaria.torch.scalars import METRICS, check_names, recorded
@@ -84,6 +83,7 @@ class Worker:
         self._mean_seconds = 0.0  # of this rank
         self.shards_computed = 0
         self.checkpoints: Checkpoints | None = None  # set before the first step, if any are wanted
+        self.buddies: Buddies | None = None  # likewise
         self.journal = Journal(session.settings.directory)
         self._layout = Layout([local_numel(p) for _, p in named])
         self._store = GradientStore(named, self.settings.shards, self._layout, overlap=overlap)
@@ -157,6 +157,9 @@ class Worker:
                 self._give_up()
                 if self._pipelines is not None:
                     self._pipelines.rewind()
+                for beside in (self.checkpoints, self.buddies):
+                    if beside is not None:
+                        beside.wait()
                 self.seconds_per_shard = 0.0  # nothing that decides who does what may differ from what a new rank knows
                 self.session.rejoin()
 
@@ -192,6 +195,9 @@ class Worker:
         if self.checkpoints is not None:
             with suppress(Bereaved):  # told again by the next question to the session
                 self.checkpoints.committed(stepper.step, self._first)
+        if self.buddies is not None and stepper.step < stepper.total:
+            with suppress(Bereaved):
+                self.buddies.committed(stepper.step, stepper.under)
         self._records.clear()
         if self.session.page is not None:
             loss = self.metrics.get("loss", math.nan)
@@ -227,6 +233,21 @@ class Worker:
         unwind(self.state.modules)
         self._give_up()
         return True
+
+    def go_back(self) -> tuple[int, QuorumId]:
+        """Nobody has the state any more: take the newest that is left, of the copies in memory and those on the disk.
+        Its step, and, if it was in memory, the quorum under which it was committed."""
+        best = self.buddies.meet() if self.buddies is not None else None
+        seen = self.checkpoints.newest() if self.checkpoints is not None else 0
+        if self.checkpoints is not None and seen > (best[0] if best is not None else 0):
+            return self.checkpoints.resume(), NO_QUORUM
+        if self.buddies is None or best is None:
+            raise PlanariaError(
+                f"{self.settings.where}: no whole copy of the group's state is left in memory; it is started again"
+            )
+        with self.session.during(self._moving):
+            self.state.restore(*self.buddies.take_back(best), f"the copy of step {best[0]}")
+        return best
 
     def guard(self) -> None:
         """The script keeps what the loss of a rank raises from ending this process."""
@@ -392,7 +413,7 @@ class Worker:
             self._abandon()
             return False
         if not outcome.finite:
-            self._stop_on_nonfinite(work, told.records)
+            stop_on_nonfinite(self.session, self._store, len(self._layout.buckets), work, told.records)
         if not self._allow_unused:
             check_presence(told.records, self._store.names, f"job {self.settings.job}, step {self.step}")
         self._store.fulfil()
@@ -458,39 +479,6 @@ class Worker:
                 "each of them once; this is a bug"
             )
         return words, records
-
-    def _stop_on_nonfinite(self, work: core.Exchange, records: list[ShardRecord]) -> None:
-        """Every member saw the same flags, so all come here; together they find the shards."""
-        shards = self.settings.shards
-        bad = [False] * shards
-        for record in records:
-            bad[record.shard] = any(not math.isfinite(metric) for metric in record.metrics)
-        mine = [False] * shards
-        for index, node in enumerate(self._store.nodes):
-            parts = (self._store.parts(b)[index] for b in range(len(self._layout.buckets)))
-            if not all(bool(torch.isfinite(part).all()) for part in parts):
-                mine[node.start : node.stop] = [True] * node.size
-        seen = [pack_presence(mine)]
-
-        def ask() -> None:
-            pending = self.session.communicator(work.quorum).gather(pack_presence(mine))
-            seen.extend(pending.wait(lambda: self.session.stopped_waiting(work.quorum)))
-
-        self.session.attempt(work.quorum, "looking for what is not finite", ask)
-        # A loss that is not finite tells the shard exactly; a sum of gradients only the shards that are in it.
-        exact = self._shards_in(self.session.gather(pack_presence(bad)))
-        suspects = exact or self._shards_in(self.session.gather(b"".join(seen)))
-        names = ", ".join(map(str, sorted(suspects))) or "unknown"
-        raise NonFiniteError(
-            f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
-            f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
-        )
-
-    def _shards_in(self, bitmaps: list[bytes]) -> set[int]:
-        """Shards that any of the bitmaps, of which each payload may hold several, names."""
-        shards, size = self.settings.shards, presence_bytes(self.settings.shards)
-        singles = [each[at : at + size] for each in bitmaps for at in range(0, len(each), size)]
-        return {shard for each in singles for shard, named in enumerate(unpack_presence(each, shards)) if named}
 
     # --- healing ---------------------------------------------------------------------------------------------
 

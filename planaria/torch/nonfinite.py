@@ -1,0 +1,53 @@
+"""Which shards a gradient came from that is not finite: what ends a job should say where to look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from planaria.core.stepper import Exchange
+from planaria.errors import NonFiniteError
+from planaria.torch.gradients import GradientStore
+from planaria.torch.records import ShardRecord, pack_presence, presence_bytes, unpack_presence
+from planaria.torch.session import Session
+
+
+def stop_on_nonfinite(
+    session: Session, store: GradientStore, buckets: int, work: Exchange, records: Sequence[ShardRecord]
+) -> NoReturn:
+    """Every member saw the same flags, so all come here; together they find the shards. ``store``: of this rank's sums,
+    in so many ``buckets``; ``records``: of all shards of the step."""
+    shards = session.settings.shards
+    bad = [False] * shards
+    for record in records:
+        bad[record.shard] = any(not math.isfinite(metric) for metric in record.metrics)
+    mine = [False] * shards
+    for index, node in enumerate(store.nodes):
+        parts = (store.parts(bucket)[index] for bucket in range(buckets))
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
+            mine[node.start : node.stop] = [True] * node.size
+    seen = [pack_presence(mine)]
+
+    def ask() -> None:
+        pending = session.communicator(work.quorum).gather(pack_presence(mine))
+        seen.extend(pending.wait(lambda: session.stopped_waiting(work.quorum)))
+
+    session.attempt(work.quorum, "looking for what is not finite", ask)
+    # A loss that is not finite tells the shard exactly; a sum of gradients only the shards that are in it.
+    exact = _shards_in(session.gather(pack_presence(bad)), shards)
+    suspects = exact or _shards_in(session.gather(b"".join(seen)), shards)
+    names = ", ".join(map(str, sorted(suspects))) or "unknown"
+    raise NonFiniteError(
+        f"job {session.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
+        f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
+    )
+
+
+def _shards_in(bitmaps: Sequence[bytes], shards: int) -> set[int]:
+    """Shards that any of the bitmaps, of which each payload may hold several, names."""
+    size = presence_bytes(shards)
+    singles = [each[at : at + size] for each in bitmaps for at in range(0, len(each), size)]
+    return {shard for each in singles for shard, named in enumerate(unpack_presence(each, shards)) if named}
