@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from planaria.core.fingerprint import drift, odd_ones, outdated
 from planaria.core.ledger import Ledger
 from planaria.core.messages import NO_QUORUM, Ready, Resume, Saved
-from planaria.core.roster import Group, LineageRecord, State
+from planaria.core.roster import CERTAINLY_GONE, Group, LineageRecord, State, named
 
 # The first groups to be ready wait for the others as long again as the first one took, at least this long
 # (processes of one start come up within seconds of each other).
@@ -34,6 +34,7 @@ class Founding(Ledger):
         self.keeps = False  # whether it keeps copies in memory
         self._first_ready_at: float | None = None
         self._start = 0  # the step with which the job began last
+        self._had = 0  # 1: there was a state that counted, so a job without checkpoints needs a copy of one
         self._resumed = (0, 0)  # from which step the job was started again last, and how often in a row from there
         self._sought = 0  # the newest checkpoint that was known when groups were told to look at the disk
         self._missed = 0  # people were told that nobody sees the checkpoint of this step
@@ -65,6 +66,9 @@ class Founding(Ledger):
             # They were started while others held the state, and nobody does any more: others will come in their place.
             self._have_looked(late, "nobody holds the state of the job any more")
             ready = [g for g in ready if self._looked(g)]
+        # Whoever leaves stays until somebody has its copy.
+        leaving = [g for g in self.seen.tellable() if g.state is State.READY and g.draining and self._looked(g)]
+        ready += [g for g in leaving if g.ready and g.ready.kept != NO_QUORUM and not self._can_begin(ready)]
         if self.spec is None or not ready or self.complete:
             return
         if self._first_ready_at is None:
@@ -74,11 +78,10 @@ class Founding(Ledger):
             return
         reports = [g.ready for g in ready if g.ready is not None]
         newest = max(report.step for report in reports)
-        if newest < self._least() and self._look_further(len(ready)):
-            return
         if newest < self._least() and not self.saves:
-            lost = f"job {self.job}: every group that held the state is lost, and so is the last whole copy in memory"
-            self._stop(f"{lost}; without a durable checkpoint the job cannot go on. Start it again")
+            self._without_copies()
+            return
+        if newest < self.durable and self._look_further(len(ready)):
             return
         older = [r for r in reports if r.step < newest and self._run != NO_QUORUM]
         odd = [(r, f"{r.member} starts at {outdated(r, self.durable)}") for r in reports if newest < self.durable]
@@ -102,27 +105,33 @@ class Founding(Ledger):
                 self._event("drift", told, report.member.group)
 
     def _look_further(self, ready: int) -> bool:
-        """Nobody who is there sees the newest checkpoint that is known of, or any copy. Whether one may still come who
-        does."""
+        """Nobody who is there sees the newest checkpoint that is known of. Whether one may still come who does."""
         if self._sought < self.durable:  # it was heard of after they had looked
             self._begin_again(f"the checkpoint of step {self.durable} was heard of late: all look at the disk again")
             return True
         if self.spec is None or ready >= self.spec.groups:
             return False
-        if self._missed != self._least():
-            self._missed = self._least()
-            text = (
-                f"none of the groups that are there sees the checkpoint of step {self.durable}; waiting for the others"
-            )
-            text = f"{text}. Give all the same directory"
-            if not self.saves:
-                text = "none of the groups that are there has a whole copy of the state; waiting for the others"
-            self._event("unshared", text)
+        if self._missed != self.durable:
+            self._missed = self.durable
+            text = f"none of the groups that are there sees the checkpoint of step {self.durable}"
+            self._event("unshared", f"{text}; waiting for the others. Give all the same directory")
         return True
+
+    def _without_copies(self) -> None:
+        """None of the groups that are there has a copy of the state, and there are no checkpoints."""
+        views = self.seen.groups.values()
+        if away := [v.member for v in views if v.state not in CERTAINLY_GONE and not self._looked(v)]:
+            if self._missed != self._least():
+                self._missed = self._least()
+                text = f"no whole copy of the state was found yet; waiting for {named(away)}"
+                self._event("unshared", f"{text} (planaria evict GROUP declares one dead)")
+            return
+        lost = f"job {self.job}: every group that held the state is lost, and no whole copy of it is left in memory"
+        self._stop(f"{lost}; without a durable checkpoint the job cannot go on. Start it again")
 
     def _least(self) -> int:
         """Steps that the job's state must have at least, or it would be another that is known of or was lost."""
-        return self.durable if self.saves or self._run == NO_QUORUM else max(self.durable, 1)
+        return self.durable if self.saves else max(self.durable, self._had)
 
     def _all_lost(self) -> None:
         if self.saves is None:
@@ -131,6 +140,7 @@ class Founding(Ledger):
         if not (self.saves or self.keeps):
             self._stop(f"job {self.job}: {lost}; without a durable checkpoint the job cannot go on. Start it again")
             return
+        self._had = int(self.founded)
         step, times = self._resumed
         mark = max(self.durable, self._start)
         self._resumed = (mark, times + 1 if step == mark else 1)

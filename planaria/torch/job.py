@@ -309,10 +309,11 @@ class Job:
                     start = worker.checkpoints.resume()
             if looks:
                 start, kept = worker.go_back()
-                initial = f"{start} {kept}"  # says as much as a digest
             elif joins and worker.buddies is not None:
                 worker.buddies.meet()
-            if not joins and (worker.checkpoints is None or self.settings.founder):
+            if kept != NO_QUORUM:
+                initial = f"{start} {kept}"  # says as much as a digest
+            elif looks or (not joins and (worker.checkpoints is None or self.settings.founder)):
                 initial = combined([each.decode() for each in session.gather(state.digest().encode())])
             saves = worker.checkpoints is not None
             report = Ready(session.member, address, prints, initial, self.shards, total, step=start, saves=saves)
