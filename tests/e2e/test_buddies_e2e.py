@@ -1,5 +1,5 @@
-"""Ranks of all groups that hold the state die: the others keep their processes, all go back to copies in memory, and the
-bits are the quiet run's."""
+"""Ranks of all groups that hold the state die: the others keep their processes, all go back to copies in memory, and
+the bits are the quiet run's."""
 
 from __future__ import annotations
 

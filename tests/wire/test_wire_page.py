@@ -84,6 +84,10 @@ def test_a_healed_rank_shows_the_step_that_it_was_given(path: Path) -> None:
     assert reader.read().step == 40
     commit(page, 41)
     assert reader.read().step == 41
+    page.resumed(20)  # it went back
+    assert reader.read().step == 20
+    commit(page, 21)
+    assert reader.read().step == 21
 
 
 @patient
