@@ -183,7 +183,8 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
 
 
 def terms_of(options: RunOptions) -> Terms:
-    return Terms(options.nnodes, options.nproc_per_group, options.groups, options.first_group, options.local_groups)
+    groups = options.groups, options.first_group, options.local_groups
+    return Terms(options.nnodes, options.nproc_per_group, *groups, buddy=options.buddy or 0)
 
 
 def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:

@@ -36,6 +36,7 @@ class Terms:
     groups: int
     first_group: int
     local_groups: int
+    buddy: int = 0  # steps between copies in another rank's memory
     protocol: int = PROTOCOL
 
 
