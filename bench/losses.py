@@ -221,13 +221,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=tuple(PLANS))
     parser.add_argument("--only", default="", help="losses whose name contains this")
+    parser.add_argument("--shape", default="", help="of these groups and ranks alone, as 1x4")
     args = parser.parse_args()
     if args.only == "copies":
         print(_copies(args.seed))
         return 0
     rows = []
     for (groups, ranks), kinds in PLANS[args.device].items():
-        wanted = [kind for kind in kinds if args.only in kind]
+        wanted = [kind for kind in kinds if args.only in kind and args.shape in ("", f"{groups}x{ranks}")]
         for standbys in (0, 1) if wanted else ():
             if args.device == "cuda":
                 os.environ["CUDA_VISIBLE_DEVICES"] = CROSSED + ",0" * standbys

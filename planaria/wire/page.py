@@ -229,9 +229,9 @@ class ProgressPage:
         last = history[-1] if history else Commit(0, 0, math.nan, 0, 0)
         phase = self._words[_PHASE]
         try:
-            known = Phase(phase & 0xFF)
+            known, copies = Phase(phase & 0xFF), Copies(self._words[_COPIES])
         except ValueError as error:
-            raise ProtocolError(f"the progress page of pid {self.pid} shows phase {phase & 0xFF}") from error
+            raise ProtocolError(f"the progress page of pid {self.pid} shows what no rank writes: {error}") from error
         return PageView(
             pid=self.pid,
             phase=known,
@@ -250,7 +250,7 @@ class ProgressPage:
             collectives=self._words[_COLLECTIVES],
             shard_seconds=self._doubles[_SHARD_SECONDS],
             slowness=self._doubles[_SLOWNESS],
-            copies=Copies(self._words[_COPIES]),
+            copies=copies,
         )
 
     def commits(self) -> list[tuple[int, int]]:

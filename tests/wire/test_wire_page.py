@@ -124,7 +124,7 @@ def test_a_senseless_phase_is_a_protocol_error(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(3 * 8)
         file.write(b"\xee")
-    with pytest.raises(ProtocolError, match="phase 238"):
+    with pytest.raises(ProtocolError, match="238 is not a valid Phase"):
         ProgressPage.open(path).read()
 
 
