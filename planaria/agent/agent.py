@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planaria.agent.closing import Closing
+from planaria.agent.copies import CopiesWatch
 from planaria.agent.ends import Ends
 from planaria.agent.events import EventLog
 from planaria.agent.health import Health, HealthWatch
@@ -75,6 +76,7 @@ class Assignment:
     ranks: int = 1  # of every group
     ranks_here: int = 1  # of those, on this node
     standbys: int = 0  # processes that wait for a rank to be lost
+    copies: bool = False  # ranks keep copies of each other's state
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
     health: HealthWatch | None = None  # None: nobody watches it
@@ -123,6 +125,7 @@ class Agent:
         self.moves = Moves(self)
         self.closing = Closing(self)
         self.hosting = Hosting(self)
+        self.copies = CopiesWatch(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
@@ -282,7 +285,7 @@ class Agent:
 
     def _on_report(self, report: Report) -> None:
         if isinstance(report, Ready) and (life := self.lives.of(report.member)) is not None:
-            report = replace(report, looked=life.run)
+            report = replace(report, looked=max(life.run, report.looked))
             if self.hosting.holds(report.member):
                 life.ready = True
                 self.hosting.ready(report)
@@ -355,6 +358,7 @@ class Agent:
         else:
             self._act(now)
             self.moves.tick()
+            self.copies.tick()
             self.standbys.tick(now)
 
     def _commits(self, member: Member) -> list[tuple[int, int]]:

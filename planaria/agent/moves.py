@@ -76,7 +76,7 @@ class Moves:
                 agent.events.add("move", text, group)
             elif _never(life, rank):
                 self._stays(group, rank, "the other ranks of its group do not outlive it (see step.guard)")
-            elif life.moving is not None or not agent.standbys.warm or not can_refill(agent, life, rank):
+            elif life.moving is not None or not agent.standbys.warm or not _can_move(agent, life, rank):
                 # What is missing now (the group heals, or starts again) may be there at the next look.
                 self._asked.append((group, rank))
             else:
@@ -106,6 +106,11 @@ class Moves:
         # It comes back when there is a place for it, perhaps at once.
         life.comes_back = True
         self._agent.orders.ask_drain(group, f"the GPU of its rank {rank.rank} is drained", refused)
+
+
+def _can_move(agent: Agent, life: Life, rank: RankLife) -> bool:
+    """Without a step that is made again."""
+    return can_refill(agent, life, rank) and agent.others_hold_the_state(life)
 
 
 def _never(life: Life, rank: RankLife) -> bool:

@@ -177,7 +177,12 @@ class Orders:
         for life in self._agent.lives.alive():
             # Since an earlier one looked, a checkpoint may have become complete of which nobody lived to tell.
             late = life.run < self.run or not life.founder
-            if late and not (life.fell or life.makes_way):
+            if not late or life.fell or life.makes_way:
+                continue
+            if order.run != NO_QUORUM and not life.being_killed and any(rank.copies for rank in life.ranks):
+                # In the memory of its processes. If it cannot be told yet, it will ask again, and be told again.
+                self._agent.hub.send(life.member, order)
+            else:
                 life.makes_way, life.being_killed = True, order.reason
                 self._agent.events.add("resume", f"{life.member} makes way for one that starts from the checkpoint")
                 self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL)

@@ -13,7 +13,7 @@ from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from planaria.core.liveness import ProgressSample, ProgressWatch
 from planaria.engines.base import Remains
 from planaria.errors import ProtocolError
-from planaria.wire.page import PageView, ProgressPage
+from planaria.wire.page import Copies, PageView, ProgressPage
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class RankLife:
             state_of(self.pid) in ("T", "t"),
             self.view.collectives,
             self.view.guarded,
+            self.view.copies is Copies.WHOLE,
         )
 
     @property
@@ -68,6 +69,11 @@ class RankLife:
     def guarded(self) -> bool:
         """As last seen."""
         return self.watch.last is not None and self.watch.last.guarded
+
+    @property
+    def copies(self) -> bool:
+        """Whether it knew of whole copies of its group's state, as last seen."""
+        return self.watch.last is not None and self.watch.last.copies
 
     def read(self) -> None:
         with suppress(FileNotFoundError, ProtocolError):

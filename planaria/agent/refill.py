@@ -28,8 +28,8 @@ _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     """Whether the group can do without ``lost`` and take in another process: if its other ranks live and outlive this
-    (see Step.guard), and another group has the state. A group that was lost before it took part in a step is not worth
-    it, and bad input ends more than a rank."""
+    (see Step.guard), and another group has the state, or they have copies of it. A group that was lost before it took
+    part in a step is not worth it, and bad input ends more than a rank."""
     others = [rank for rank in life.ranks if rank is not lost]
     usable = life.state is GroupState.RUNNING and life.settled and not agent.ending
     usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
@@ -38,7 +38,9 @@ def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     if not agent.standbys.warm and agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
         return False  # the new process would have the same GPU
     # A group of one is as soon started again.
-    return bool(others or agent.standbys.warm) and usable and alive and guarded and agent.others_hold_the_state(life)
+    copied = bool(others) and not life.done and all(rank.copies for rank in others)
+    held = copied or agent.others_hold_the_state(life)
+    return bool(others or agent.standbys.warm) and usable and alive and guarded and held
 
 
 def spared(agent: Agent, life: Life, lost: RankLife) -> bool:

@@ -68,6 +68,7 @@ class RunOptions:
     health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
     spare_wait: float | None = None  # seconds
+    buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
 
     @property
     def ranks(self) -> int:
@@ -175,6 +176,13 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--spare-wait {options.spare_wait:g}: only --policy spare waits for standbys")
     if options.spare_wait is not None and not 0 < options.spare_wait <= 3600:
         raise UsageError(f"--spare-wait {options.spare_wait:g}: must be more than 0 and at most 3600 seconds")
+    if options.buddy is not None and options.buddy < 1:
+        raise UsageError(f"--buddy {options.buddy}: copies can be made every step or less often, so at least 1")
+    if options.buddy is not None and options.ranks == 1:
+        raise UsageError(
+            "--buddy: the copies of a rank are kept by another rank of its group, and groups of one rank have none; "
+            "give --nproc-per-group 2 or more, or --checkpoint"
+        )
     if options.max_replacements < 0:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:

@@ -117,6 +117,10 @@ def run(
         int,
         _option("--standbys", help="Warm processes that wait here for a rank to be lost, and take its place at once."),
     ] = 0,
+    buddy: Annotated[
+        int | None,
+        _option("--buddy", help="Every so many steps each rank's state is copied to another rank's memory."),
+    ] = None,
     min_groups: Annotated[int, _option("--min-groups", help="The job fails if fewer groups can be kept.")] = 1,
     live: Annotated[
         bool, _option("--live", help="A view of the groups in place of their output, on a terminal.")
@@ -175,6 +179,7 @@ def run(
         health=opts.health_table(health, health_dry_run),
         standbys=standbys,
         spare_wait=spare_wait,
+        buddy=buddy,
     )
     opts.check(options)
     try:

@@ -46,6 +46,7 @@ SHOWN = frozenset(
         "stop",
         "suspect",
         "unprepared",
+        "uncopied",
         "unwritten",
     }
 )
@@ -148,6 +149,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         ranks=options.ranks,
         ranks_here=options.nproc_per_group,
         standbys=options.standbys,
+        copies=options.buddy is not None,
         name=name,
         following=following,
         health=health_watch(options),
@@ -175,6 +177,7 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
         replay=options.replay,
+        buddy=options.buddy,
         nnodes=options.nnodes,
         node=options.node_rank,
         master=options.master,
@@ -182,7 +185,8 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
 
 
 def terms_of(options: RunOptions) -> Terms:
-    return Terms(options.nnodes, options.nproc_per_group, options.groups, options.first_group, options.local_groups)
+    groups = options.groups, options.first_group, options.local_groups
+    return Terms(options.nnodes, options.nproc_per_group, *groups, buddy=options.buddy or 0)
 
 
 def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:

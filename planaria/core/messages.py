@@ -126,6 +126,10 @@ class Ready:
     saves: bool = False  # the job writes durable checkpoints, and can start again from one
     # The newest `Resume.run` that its agent knew when it started it: what it saw of the disk is at least so new.
     looked: QuorumId = NO_QUORUM
+    keeps: bool = False  # the job keeps copies of its state in memory, and can start again from those
+    # That state is such a copy: the quorum under which its last step was committed. What is in memory may be gone
+    # with the next process, so it does not count as known.
+    kept: QuorumId = NO_QUORUM
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +335,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Every group that held the state is lost: the job starts again from its newest durable checkpoint. Groups that
-    were started before, or without a look at the disk, must be replaced by some that look at it now."""
+    """Every group that held the state is lost: the job starts again from its newest durable checkpoint, or from copies
+    in memory. Groups that were started before, or without a look at the disk, must be replaced by some that look at it
+    now; those whose processes keep copies look for themselves."""
 
     reason: str
     run: QuorumId = NO_QUORUM  # the record in the lineage with which the job begins again

@@ -170,8 +170,8 @@ class Lighthouse(Spares):
         in_force = self._in_force(report.member)
         if self.complete and not in_force:
             return  # nobody is left to heal from: its agent is dismissed, or ends late joiners by itself
-        known = view.ready is not None
-        if view.state is State.ACTIVE and known and in_force and report.after <= view.fenced:
+        before = view.ready
+        if view.state is State.ACTIVE and before is not None and in_force and report.after <= view.fenced:
             return  # said again after a reconnect
         if view.ready is not None and report.after > view.ready.after:
             view.moving = False  # it was left out at once: nothing of it has left, and its agent will say it again
@@ -182,8 +182,9 @@ class Lighthouse(Spares):
         self._may_begin(report)
         if self.founded and (reason := misfit(report, self._at_work(report.member))):
             self._refuse(view, reason)
-        elif not known:
-            start = f", from the checkpoint of step {report.step}" if report.step else ""
+        elif before is None or report.looked > before.looked:
+            source = "checkpoint" if report.kept == NO_QUORUM else "copy"
+            start = f", from the {source} of step {report.step}" if report.step else ""
             self._event("ready", f"{report.member} is ready{start}", report.member.group)
             if self.founded and not in_force:
                 self._drifts([report], self._at_work(report.member))
@@ -353,7 +354,7 @@ class Lighthouse(Spares):
         """Whether a quorum of ``live`` can be made: False if somebody in it may be settled, True if it has to begin
         with the newest complete states there are; None if it must not be made, at least not now."""
         if not self.founded:
-            if base.id.epoch != self.epoch and self.saves is not False and all(self.seen.over(m) for m in base.members):
+            if base.id.epoch != self.epoch and self._may_begin_again and all(self.seen.over(m) for m in base.members):
                 self._all_lost()  # an earlier life of the lighthouse made it, and nobody lives to tell how far it got
                 return None
             if self._can_begin(live):

@@ -36,6 +36,7 @@ class Terms:
     groups: int
     first_group: int
     local_groups: int
+    buddy: int = 0  # steps between copies in another rank's memory
     protocol: int = PROTOCOL
 
 
@@ -297,14 +298,14 @@ def _meant(node: _Node, member: Member, rank: int) -> Member:
 
 def sample_from(row: Iterable[int]) -> ProgressSample:
     """The inverse of ``sample_row``. ValueError or TypeError if it is none."""
-    phase, beat, control_beat, stopped, collectives, guarded = row
+    phase, beat, control_beat, stopped, collectives, guarded, copies = row
     sample = ProgressSample(Phase(phase), int(beat), int(control_beat), bool(stopped))
-    return replace(sample, collectives=int(collectives), guarded=bool(guarded))
+    return replace(sample, collectives=int(collectives), guarded=bool(guarded), copies=bool(copies))
 
 
 def sample_row(sample: ProgressSample) -> list[int]:
     row = [sample.phase.value, sample.beat, sample.control_beat, int(sample.stopped)]
-    return [*row, sample.collectives, int(sample.guarded)]
+    return [*row, sample.collectives, int(sample.guarded), int(sample.copies)]
 
 
 def _nodes(numbers: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
 from planaria.sim.scenario import Fault
+from planaria.sim.trainer import RANK_LOST, Trainer
 
 if TYPE_CHECKING:
     from planaria.sim.world import World
@@ -23,6 +24,17 @@ def _kill(world: World, fault: Fault) -> None:
     if trainer is not None:
         trainer.exit = trainer.exit or "SIGKILL"
         trainer.process.die()
+
+
+def _lose_rank(world: World, fault: Fault) -> None:
+    trainer = world.newest(fault.target)
+    if trainer is not None:
+        _hurt(trainer)
+
+
+def _hurt(trainer: Trainer) -> None:
+    trainer.exit = trainer.exit or RANK_LOST
+    trainer.process.die()
 
 
 def _pause(world: World, fault: Fault) -> None:
@@ -130,6 +142,16 @@ def _kill_all(world: World, fault: Fault) -> None:
             trainer.process.die()
 
 
+def _hurt_all(world: World, fault: Fault) -> None:
+    """Every group loses a rank, within ``seconds``."""
+    for trainer in [t for t in world.trainers.values() if t.process.alive]:
+        if fault.seconds:
+            delay = world.kernel.between(0.0, fault.seconds)
+            trainer.process.after(delay, lambda trainer=trainer: _hurt(trainer))  # type: ignore[misc]
+        else:
+            _hurt(trainer)
+
+
 def _kill_all_agents(world: World, fault: Fault) -> None:
     """Every machine, with its groups."""
     for node in range(world.config.nodes):
@@ -163,6 +185,8 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
 
 APPLY: dict[str, Callable[[World, Fault], None]] = {
     "kill": _kill,
+    "lose rank": _lose_rank,
+    "hurt all": _hurt_all,
     "pause": _pause,
     "alarm": _alarm,
     "slow": _slow,

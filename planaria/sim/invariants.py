@@ -54,9 +54,11 @@ class Checker:
         calm: bool = False,
         steady: bool = False,
         parting: bool = False,
+        copies: bool = False,
     ) -> None:
         self.calm = calm  # nothing fails in this run, but changes may be asked for
         self.parting = parting  # under the policy shrink, changes are asked for or the job may begin again
+        self.copies = copies  # the job may begin again from what is in memory
         self.steady = steady  # no member and no link between members fails in this run
         self.start = START
         self.shards = shards
@@ -124,8 +126,11 @@ class Checker:
         run = self._run_of(quorum.id)
         if step < self._needed[run]:
             self.fail(f"{quorum.id} begins at step {step}, but there was a checkpoint of step {self._needed[run]}")
-        self._starts.setdefault(run, step)
-        self._runs.setdefault(run, step)
+        start, due = self._starts.setdefault(run, step), self._runs.setdefault(run, step)
+        # A copy may be gone with its group before anybody committed on it; and it may have had a part in a job that is
+        # complete, of which only a checkpoint is left for another of that name.
+        if self.copies and step < start and (start == due or self.finishers):
+            self._starts[run] = self._runs[run] = step
 
     def _counts_once(self, member: Member, exchange: Exchange) -> None:
         run, step = self._run_of(exchange.quorum), exchange.step

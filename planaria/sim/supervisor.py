@@ -28,6 +28,7 @@ from planaria.core.messages import (
     Publish,
     Pulse,
     Quorum,
+    QuorumId,
     Ready,
     Refuse,
     Report,
@@ -40,8 +41,9 @@ from planaria.core.messages import (
 from planaria.core.told import Told
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
+from planaria.sim.memory import Memory
 from planaria.sim.network import End, Stream
-from planaria.sim.trainer import Trainer
+from planaria.sim.trainer import RANK_LOST, Trainer
 
 if TYPE_CHECKING:
     from planaria.sim.world import World
@@ -52,6 +54,7 @@ NOTICE_TIME = (0.0005, 0.02)  # from the end of a process to its agent knowing
 RESTART_TIME = (0.1, 0.6)
 SWAP_TIME = (0.0, 0.02)  # in which a standby becomes a rank; then its script begins
 PREPARE_TIME = (0.3, 2.0)  # of a standby
+REFILL_TIME = (0.01, 0.3)  # until one rank is there, and the others have met it
 RECONNECT_TIME = (0.02, 0.3)
 SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
 FINISH_GRACE = 10.0  # PlanSpec.finish_grace
@@ -77,6 +80,7 @@ class Ward:
         self.moved = False  # its group goes on at another node
         self.held: Ready | None = None  # it has said so, and must not join yet
         self.holds = False
+        self.memory: Memory | None = None  # its ranks', but for one that is new
 
     @property
     def gone(self) -> bool:
@@ -284,8 +288,15 @@ class Supervisor:
         if order.run >= self.run:
             self.run, self.quorum = order.run, None
         for ward in self.wards.values():
-            if ward.runs and (ward.run < self.run or not ward.founder):
+            late = ward.runs and (ward.run < self.run or not ward.founder)
+            if late and ward.memory is not None and ward.memory.whole is not None:
+                if ward.trainer is not None:  # else it will ask again, and be told again
+                    self._look(ward.trainer, order.run)
+            elif late:
                 self._end(ward, "it makes way for one that looks for a checkpoint")
+
+    def _look(self, trainer: Trainer, run: QuorumId) -> None:
+        trainer.process.after(SOCKET_TIME, lambda: trainer.look_for_copies(run))
 
     def _others_hold_the_state(self, but: int = -1) -> bool:
         members = self.quorum.members if self.quorum is not None else ()
@@ -307,11 +318,26 @@ class Supervisor:
         ended = self.complete or bool(self.stopped)
         return self.process.alive and all(w.gone or (ended and w.trainer is None) for w in self.wards.values())
 
+    @property
+    def deserted(self) -> bool:
+        """No group runs here, or is to: it ends by itself, whether it hears that the job is over or not."""
+        return not any(ward.wanted or ward.runs for ward in self.wards.values())
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether a group here has, or will have, a copy to go back to."""
+        here = [ward for ward in self.wards.values() if self.process.alive and ward.wanted and not ward.finished]
+        joins = [w for w in here if w.trainer is None or (w.trainer.joins and w.trainer.process.alive)]
+        return any(ward.memory is not None and ward.memory.whole is not None for ward in joins)
+
     # --- groups ----------------------------------------------------------------------------------------------
 
-    def _start(self, group: int) -> None:
+    def _start(self, group: int, memory: Memory | None = None) -> None:
+        """``memory``: of the ranks that are left, under which one is new."""
         ward = self.wards[group] = Ward(self.world.next_incarnation(group))
-        self.process.after(self.kernel.between(*RESTART_TIME), lambda: self._spawn(ward))
+        ward.memory = memory
+        needs = RESTART_TIME if memory is None else REFILL_TIME
+        self.process.after(self.kernel.between(*needs), lambda: self._spawn(ward))
 
     def _spawn(self, ward: Ward) -> None:
         over = self.stopped or self.complete or self.closed or not ward.wanted
@@ -321,10 +347,12 @@ class Supervisor:
                 self._tell_prepared(Prepared(ward.member, "there is no place for it any more"))
             return
         member = ward.member
-        ward.founder, ward.run = not self._others_hold_the_state(), self.run
+        ward.founder, ward.run = ward.memory is None and not self._others_hold_the_state(), self.run
         speed = self.world.speed_of(member.group)
-        trainer = Trainer(self.world, member, self.node, lambda r: self._said(ward, r), speed, ward.founder)
-        ward.trainer = trainer
+        trainer = Trainer(
+            self.world, member, self.node, lambda r: self._said(ward, r), speed, ward.founder, ward.memory
+        )
+        ward.trainer, ward.memory = trainer, trainer.memory
         self.world.trainers[member] = trainer
         self.world.emit("start", member.group, "incarnation {} starts", member.incarnation)
         trainer.process.on_death.append(
@@ -337,7 +365,7 @@ class Supervisor:
 
     def _pass_on(self, ward: Ward, report: Report) -> None:
         if isinstance(report, Ready):
-            report = replace(report, looked=ward.run)
+            report = replace(report, looked=max(ward.run, report.looked))
         if ward.holds:
             if isinstance(report, Ready):
                 ward.ready, ward.held = True, report
@@ -386,7 +414,10 @@ class Supervisor:
             self._end_late(settled=False)
             self.process.after(FINISH_GRACE, lambda: self._end_late(settled=True))
         if ward.wanted and not self.complete and not self.stopped and not self.closed:
-            self._start(ward.member.group)
+            kept = ward.memory if cause == RANK_LOST and ward.adopted else None
+            if kept is not None and kept.whole is None and not self._others_hold_the_state(ward.member.group):
+                kept = None  # there is nothing that the ranks which are left could go back to
+            self._start(ward.member.group, kept.inherited() if kept is not None else None)
 
     def _replace_by_standby(self, ward: Ward) -> None:
         """It may be found dead when it is needed, and it may die as it takes the place."""

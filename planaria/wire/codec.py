@@ -338,6 +338,8 @@ def _ready_out(ready: Ready) -> pb.Ready:
         step=count(ready.step, "a step"),
         saves=ready.saves,
         looked=encode_quorum_id(ready.looked),
+        keeps=ready.keeps,
+        kept=encode_quorum_id(ready.kept),
     )
 
 
@@ -353,6 +355,8 @@ def _ready_in(ready: pb.Ready) -> Ready:
         count(ready.step, "a step"),
         ready.saves,
         decode_quorum_id(ready.looked),
+        ready.keeps,
+        decode_quorum_id(ready.kept),
     )
 
 
