@@ -139,6 +139,7 @@ def undrain(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Use a drained node, or a drained GPU, again: the groups that left come back."""
     if (node is not None) + (gpu is not None) != 1:

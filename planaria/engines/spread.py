@@ -21,7 +21,7 @@ from planaria.core.messages import Member, Order, Phase
 from planaria.engines.base import Broken, Change, Dying, Ended, Felt, Instance, Progress, Remains, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
-from planaria.engines.nodestream import NodeStream, Word
+from planaria.engines.nodestream import NodeStream, Word, listen
 from planaria.errors import ProtocolError, UsageError
 from planaria.wire.channel import split_address
 from planaria.wire.codec import PROTOCOL, encode_order
@@ -75,7 +75,7 @@ class SpreadEngine:
         """UsageError if it cannot."""
         host, port = split_address(address, "--group-addr")
         try:
-            self._server = await asyncio.start_server(self._connected, host, port)
+            self._server = await listen(host, port, self._connected)
         except OSError as error:
             raise UsageError(f"--group-addr {address}: cannot listen there ({error.strerror or error})") from None
 

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from planaria.errors import UsageError
 from planaria.wire.credentials import AUTHORITY
-from planaria.wire.roles import LIGHTHOUSE_NAME, Role
+from planaria.wire.roles import AGENT_NAME, LIGHTHOUSE_NAME, Role
 
 AUTHORITY_KEY = "ca.key"
 # Of the authority itself: long beyond any run. Certificates of roles are renewed without a restart.
@@ -67,10 +67,10 @@ def renew(directory: Path, days: int, roles: Sequence[Role]) -> list[Path]:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"planaria {role.value}")])
         builder = _builder(name, authority.certificate.subject, key, days)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(role.uri)]
-        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if role is Role.LIGHTHOUSE:
-            names.append(x509.DNSName(LIGHTHOUSE_NAME))
-            usages = [ExtendedKeyUsageOID.SERVER_AUTH]
+        usages = [] if role is Role.LIGHTHOUSE else [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if (served := {Role.LIGHTHOUSE: LIGHTHOUSE_NAME, Role.AGENT: AGENT_NAME}.get(role)) is not None:
+            names.append(x509.DNSName(served))
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(signs_certificates=False), critical=True)

@@ -103,12 +103,12 @@ class Credentials:
 
         return grpc.dynamic_ssl_server_credentials(_configuration(known), latest, require_client_authentication=True)
 
-    # --- for HTTP --------------------------------------------------------------------------------------------
+    # --- without gRPC ----------------------------------------------------------------------------------------
 
-    def context(self) -> ssl.SSLContext:
-        """The same for a server of ours without gRPC."""
+    def context(self, serves: bool = True) -> ssl.SSLContext:
+        """For connections of ours that do without gRPC: of a server, or to one, whose name must be given there."""
         pem = self.read()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
         try:

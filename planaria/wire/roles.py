@@ -8,6 +8,8 @@ from enum import Enum
 _SCHEME = "planaria:role:"
 # The name in the certificate of a lighthouse, whatever its address is: who may be one is for the authority to say.
 LIGHTHOUSE_NAME = "lighthouse.planaria"
+# The same for an agent to which those of the other nodes of its groups connect.
+AGENT_NAME = "agent.planaria"
 
 
 class Role(Enum):

@@ -18,6 +18,7 @@ from lighthouse_clients import ROOT, FakeAgent, Lighthouse
 
 from planaria.agent.link import Link
 from planaria.core.messages import Hello, JobSpec
+from planaria.engines import nodestream
 from planaria.errors import UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.wire import authority
@@ -121,6 +122,41 @@ async def test_credentials_are_replaced_under_a_running_lighthouse_and_agent(own
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_nodes_of_a_group_are_agents_to_each_other(
+    own: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.put_nowait(writer)
+
+    server = await nodestream.listen("127.0.0.1", 0, connected)
+    port = server.sockets[0].getsockname()[1]
+    good = await nodestream.connect("127.0.0.1", port)
+    (await came.get()).close()
+    await good.close()
+    only(tmp_path / "viewer", site, monkeypatch, Role.VIEWER)
+    shutil.copy(site / "viewer.pem", tmp_path / "viewer" / "agent.pem")
+    stranger = await nodestream.connect("127.0.0.1", port)  # the handshake is fine, what it says of itself is not
+    assert [word async for word in stranger.words()] == [] and came.empty()
+    await stranger.close()
+    monkeypatch.setenv(ENVIRONMENT, "")
+    plain = await nodestream.connect("127.0.0.1", port)
+    assert [word async for word in plain.words()] == [] and came.empty()
+    await plain.close()
+    server.close()
+    # Node 0 is one that only says so.
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "viewer"))
+    server = await nodestream.listen("127.0.0.1", 0, connected)
+    monkeypatch.setenv(ENVIRONMENT, str(own))
+    with pytest.raises(OSError):
+        await nodestream.connect("127.0.0.1", server.sockets[0].getsockname()[1])
+    server.close()
+    with pytest.raises(UsageError, match="without credentials"):
+        monkeypatch.setenv(ENVIRONMENT, "")
+        await nodestream.listen("0.0.0.0", 0, connected)
 
 
 def test_status_pages_take_a_certificate(own: Path, tmp_path: Path) -> None:
