@@ -22,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -195,19 +196,23 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=5, help="of every loss")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=tuple(PLANS))
+    parser.add_argument("--keep", type=Path, help="directory for what the runs wrote down: events, logs")
+    parser.add_argument("--standbys", type=int, choices=(0, 1), help="only with so many")
     parser.add_argument("--only", default="", help="losses whose name contains this")
     args = parser.parse_args()
     rows = []
     for (groups, ranks), kinds in PLANS[args.device].items():
         wanted = [kind for kind in kinds if args.only in kind]
-        for standbys in (0, 1) if wanted else ():
+        for standbys in [n for n in (0, 1) if args.standbys in (None, n)] if wanted else ():
             if args.device == "cuda":
                 os.environ["CUDA_VISIBLE_DEVICES"] = CROSSED + ",0" * standbys
             with (
-                tempfile.TemporaryDirectory() as name,
-                Bench(groups, ranks, standbys, Path(name), args.seed, args.device) as bench,
+                _directory(args.keep, f"{groups}x{ranks}-{standbys}") as name,
+                Bench(groups, ranks, standbys, name, args.seed, args.device) as bench,
             ):
                 for kind in wanted:
+                    if args.device == "cuda" and "moves" in kind and not standbys:
+                        continue  # there is no GPU for the process that it would move to
                     found = []
                     for _ in range(args.times):
                         strike, hurt = _losses(bench, bench.calm(), kind)
@@ -217,6 +222,17 @@ def main() -> int:
     header = ("groups x ranks", "lost", "standbys", "step s", "pause s", "whole again s", "processes kept")
     print(report.table(header, rows))
     return 0
+
+
+@contextmanager
+def _directory(keep: Path | None, name: str) -> Iterator[Path]:
+    """For one run's files, gone afterwards unless they are to be kept."""
+    if keep is not None:
+        (keep / name).mkdir(parents=True)
+        yield keep / name
+        return
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
 
 
 def _row(groups: int, ranks: int, standbys: int, kind: str, found: list[Found], step: float) -> list[str]:
