@@ -3,11 +3,12 @@ planned move of a rank costs. With and without standbys.
 
     python bench/losses.py --times 5
     python bench/losses.py --times 5 --device cuda      # on two GPUs: two groups of two ranks
+    python bench/losses.py --only copies                # what a step costs with copies in memory
 
 Everything is read from what the run itself writes down: progress pages and events. *Pause*: the longest time between
 two commits of the groups that were not hurt (of all, where none is left unhurt). *Whole again*: from the blow to the
-first commit in which every group has a part; for a move, how long the group was away. The length of a healthy step is
-in both.
+first commit in which every group has a part; for a move, how long the group was away; where steps are made again from
+copies in memory, to the first step that is new. The length of a healthy step is in both.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from planaria.chaos.watch import Life, Watch
 WORKER = Path(__file__).resolve().parent / "worker_losses.py"
 SETTLE = 15  # commits of every group before a blow
 LIMIT = 120.0  # seconds that anything may take
+WIDE = 2048  # 4.3 M parameters: 13 MB of state in each of four ranks
+CALM = 3
 
 
 @dataclass
@@ -51,13 +54,24 @@ class Found:
 class Bench:
     """One job, from which parts are taken away again and again."""
 
-    def __init__(self, groups: int, ranks: int, standbys: int, directory: Path, seed: int, device: str) -> None:
-        self.groups, self.ranks, self.standbys, self.device = groups, ranks, standbys, device
+    def __init__(
+        self,
+        groups: int,
+        ranks: int,
+        standbys: int,
+        directory: Path,
+        seed: int,
+        device: str,
+        buddy: int = 0,
+        words: tuple[str, ...] = (),
+    ) -> None:
+        self.groups, self.ranks, self.standbys, self.device, self.buddy = groups, ranks, standbys, device, buddy
         self.directory, self.random = directory, random.Random(seed)
         options = ["--nproc-per-group", str(ranks), "--standbys", str(standbys), "--device", device, "--quiet"]
         options += ["--max-replacements", "10000", "--checkpoint", str(directory / "checkpoints")]
         options += ["--checkpoint-every", "25"]
-        self._run = LocalRun(Script(WORKER, ("--shards", "4"), groups, 4), directory / "run", options)
+        options += ["--buddy", str(buddy)] if buddy else []
+        self._run = LocalRun(Script(WORKER, ("--shards", "4", *words), groups, 4), directory / "run", options)
         self.watch = Watch(directory / "run")
         self.steps: list[float] = []
 
@@ -105,6 +119,7 @@ class Bench:
         """``strike``, of which the groups in ``hurt`` are the victims. ``kills``: or else it only asks for a move."""
         before = {life.member.group: life for life in self.watch.newest()}
         pids = {(g, r): p.pid for g, life in before.items() for r, p in life.processes.items() if g in hurt}
+        made = {group: life.commits[-1].step for group, life in before.items()}
         at = time.monotonic_ns()
         strike()
 
@@ -119,6 +134,14 @@ class Bench:
         self.until(lambda: all(x.commits[-1].at_ns > seen for x in lives), "commits of all groups together")
         if not hurt:
             self.until(lambda: all(sum(c.at_ns > at for c in x.commits) >= SETTLE for x in lives), "steps")
+        if self.buddy:  # the only group goes back
+            (life,) = lives
+            self.until(lambda: life.commits[-1].step > made[life.member.group], "a step that is new")
+            _, again = _return(life, before[life.member.group], at)
+            new = min(c.at_ns for c in life.commits if c.at_ns > at and c.step > made[life.member.group])
+            now = {(life.member.group, r): p.pid for r, p in life.processes.items()}
+            kept = sum(now.get(key) == pid for key, pid in pids.items())
+            return Found((again - at) / 1e9, (new - at) / 1e9, kept, len(pids))
         returns = [_return(x, before[x.member.group], at) for x in lives if x.member.group in hurt]
         joined = max((back for _, back in returns), default=min(x.commits[-1].at_ns for x in lives))
         gone = at if kills else max(last for last, _ in returns)
@@ -178,9 +201,11 @@ def _losses(bench: Bench, lives: list[Life], kind: str) -> tuple[Callable[[], No
             return _kill(chosen), hurt
 
 
-PLANS = {  # (groups, ranks): what is lost
+BUDDY = 10  # steps between copies
+PLANS = {  # (groups, ranks): what is lost. The only group has copies in memory.
     "cpu": {
         (2, 4): ["a rank", "a rank moves", "a group"],
+        (1, 4): ["a rank"],
         (4, 1): ["a group", "two groups", "all groups", "the lighthouse", "a rank moves"],
     },
     "cuda": {(2, 2): ["a rank", "a rank moves", "a group"]},
@@ -199,16 +224,20 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="directory for what the runs wrote down: events, logs")
     parser.add_argument("--standbys", type=int, choices=(0, 1), help="only with so many")
     parser.add_argument("--only", default="", help="losses whose name contains this")
+    parser.add_argument("--shape", default="", help="of these groups and ranks alone, as 1x4")
     args = parser.parse_args()
+    if args.only == "copies":
+        print(_copies(args.seed))
+        return 0
     rows = []
     for (groups, ranks), kinds in PLANS[args.device].items():
-        wanted = [kind for kind in kinds if args.only in kind]
+        wanted = [kind for kind in kinds if args.only in kind and args.shape in ("", f"{groups}x{ranks}")]
         for standbys in [n for n in (0, 1) if args.standbys in (None, n)] if wanted else ():
             if args.device == "cuda":
                 os.environ["CUDA_VISIBLE_DEVICES"] = CROSSED + ",0" * standbys
             with (
                 _directory(args.keep, f"{groups}x{ranks}-{standbys}") as name,
-                Bench(groups, ranks, standbys, name, args.seed, args.device) as bench,
+                Bench(groups, ranks, standbys, name, args.seed, args.device, BUDDY * (groups == 1)) as bench,
             ):
                 for kind in wanted:
                     if args.device == "cuda" and "moves" in kind and not standbys:
@@ -233,6 +262,23 @@ def _directory(keep: Path | None, name: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as path:
         yield Path(path)
+
+
+def _copies(seed: int) -> str:
+    """What copies cost while nothing is lost: one group of four ranks, whose state is WIDE."""
+    rows = []
+    for buddy in (0, 10, 1):
+        with (
+            tempfile.TemporaryDirectory() as name,
+            Bench(1, 4, 0, Path(name), seed, "cpu", buddy, ("--width", str(WIDE))) as bench,
+        ):
+            for _ in range(CALM):
+                bench.calm()
+            steps = sorted(bench.steps)
+            mean = statistics.fmean(steps[: len(steps) * 9 // 10])  # a busy machine's longest ones say nothing
+            rows.append([str(buddy or "-"), str(len(steps)), f"{statistics.median(steps):.4f}", f"{mean:.4f}"])
+            print(rows[-1], flush=True)
+    return report.table(("copies every", "steps", "step s, median", "mean of nine in ten"), rows)
 
 
 def _row(groups: int, ranks: int, standbys: int, kind: str, found: list[Found], step: float) -> list[str]:

@@ -16,10 +16,13 @@ import planaria.torch as pt
 parser = argparse.ArgumentParser()
 parser.add_argument("--sleep", type=float, default=0.02, help="seconds added to each shard")
 parser.add_argument("--shards", type=int, default=4)
+parser.add_argument("--width", type=int, default=256)
 args = parser.parse_args()
 
 job = pt.init(shards=args.shards, seed=1)
-model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 8)).to(job.device)
+width = args.width
+model = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 8))
+model = model.to(job.device)
 if job.world_size > 1:
     for layer in (model[0], model[2], model[4], model):
         fully_shard(layer, mesh=job.mesh)

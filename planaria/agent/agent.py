@@ -16,9 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.agent.closing import Closing
+from planaria.agent.copies import CopiesWatch
 from planaria.agent.ends import Ends
 from planaria.agent.events import EventLog
 from planaria.agent.health import Health, HealthWatch
+from planaria.agent.hosting import Hosting
 from planaria.agent.link import Link
 from planaria.agent.lives import Failure, Life, Lives
 from planaria.agent.moves import Moves
@@ -73,6 +76,7 @@ class Assignment:
     ranks: int = 1  # of every group
     ranks_here: int = 1  # of those, on this node
     standbys: int = 0  # processes that wait for a rank to be lost
+    copies: bool = False  # ranks keep copies of each other's state
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
     health: HealthWatch | None = None  # None: nobody watches it
@@ -119,6 +123,9 @@ class Agent:
         self.health = Health(self, assignment.health) if assignment.health is not None else None
         self.standbys = Standbys(self)
         self.moves = Moves(self)
+        self.closing = Closing(self)
+        self.hosting = Hosting(self)
+        self.copies = CopiesWatch(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
@@ -173,6 +180,10 @@ class Agent:
     def wake(self) -> None:
         """Something happened that may call for action."""
         self._news.set()
+
+    def beat_soon(self) -> None:
+        """The lighthouse is to see what is new here."""
+        self._beat_at = 0.0
 
     def interrupt(self, signum: int) -> None:
         """First: all ranks stop after the same commit. Second: everything ends now."""
@@ -257,6 +268,7 @@ class Agent:
 
     def started(self, change: Started) -> None:
         """A process is a rank from now on."""
+        self.beat_soon()  # an operator may want to speak of its GPU
         who = str(change.member)
         if (life := self.lives.of(change.member)) is not None:
             life.ranks[change.rank].pid = change.pid
@@ -273,7 +285,11 @@ class Agent:
 
     def _on_report(self, report: Report) -> None:
         if isinstance(report, Ready) and (life := self.lives.of(report.member)) is not None:
-            report = replace(report, looked=life.run)
+            report = replace(report, looked=max(life.run, report.looked))
+            if self.hosting.holds(report.member):
+                life.ready = True
+                self.hosting.ready(report)
+                return
         if isinstance(report, Trouble):
             # Whoever broke the exchange may be here, and dying: then that is the news, and it comes first.
             for one in self.lives.alive():
@@ -307,7 +323,8 @@ class Agent:
 
     def _hello(self) -> Hello:
         spec = replace(self.assignment.spec, groups=self.orders.total)
-        return Hello(self.name, self.assignment.host, spec, fresh=not self.lives.groups)
+        closed = tuple(sorted(self.closing.closed))
+        return Hello(self.name, self.assignment.host, spec, not self.lives.groups, self.engine.devices(), closed)
 
     # --- looking and acting ----------------------------------------------------------------------------------
 
@@ -331,7 +348,9 @@ class Agent:
             self.events.add("recovered", text, dead.group, facts)
         if now >= self._beat_at:
             self._beat_at = now + HEARTBEAT_SECONDS
-            self.link.tell(Heartbeat(tuple(life.pulse() for life in self.lives.alive() if not life.fell)))
+            placed = {place: gpu for gpu, place in self.engine.placed().items()}
+            spoken_of = (x for x in self.lives.alive() if not (x.fell or self.hosting.holds(x.member)))
+            self.link.tell(Heartbeat(tuple(life.pulse(placed) for life in spoken_of), self.standbys.warm))
         if self._outcome is not None:
             return
         if self._stopping:
@@ -339,6 +358,7 @@ class Agent:
         else:
             self._act(now)
             self.moves.tick()
+            self.copies.tick()
             self.standbys.tick(now)
 
     def _commits(self, member: Member) -> list[tuple[int, int]]:
@@ -364,18 +384,22 @@ class Agent:
             return  # nobody knows which lives the groups had under an agent before this one
         desired = self.orders.desired_here()
         if desired < 1:
-            if not self.lives.alive():
+            if not self.lives.alive() and not self.closing.node:
                 drained = "all groups of this agent were drained"
                 self.finish(0, drained if self.lives.groups else "the job wants no groups of this agent")
             return
+        if self.closing.node and not (self.lives.alive() or self.lives.complete):
+            return  # what left comes back when it may
         spec = replace(self.assignment.plan, desired=desired, suspect_patience=self._patience())
         for action in planning.plan(spec, self._observed(), now):
             match action:
+                case planning.Start(group) if not self.closing.may_start(group):
+                    pass
                 case planning.Start(group, incarnation):
                     before = self.lives.groups.get(group)
                     if before is not None and not before.makes_way:
                         self.replacements.append(now)
-                    self._start(Member(group, incarnation if before else self._first_life(group)), now)
+                    self.start(Member(group, incarnation if before else self._first_life(group)), now)
                 case planning.Kill():
                     life = self.lives.groups[action.group]
                     if not life.being_killed and life.first_bad is None:
@@ -402,7 +426,8 @@ class Agent:
 
     def _observed(self) -> Observed:
         # Groups below the first one belong to other agents: for the plan their numbers are taken.
-        others = [ObservedGroup(group, 0, GroupState.DRAINED) for group in range(self.assignment.first_group)]
+        below = [group for group in range(self.assignment.first_group) if group not in self.lives.groups]
+        others = [ObservedGroup(group, 0, GroupState.DRAINED) for group in below]
         ours = [life.observed() for life in self.lives.groups.values()]
         return Observed((*others, *ours), self.committed, tuple(self.replacements))
 
@@ -414,12 +439,17 @@ class Agent:
     def _first_life(self, group: int) -> int:
         return max(self.orders.first_life(group), self.assignment.following.get(group, 0))
 
-    def _start(self, member: Member, now: float) -> None:
+    def start(self, member: Member, now: float) -> None:
+        life = self.begin(member, now)
+        self.engine.create(member.group, member.incarnation, life.founder)
+
+    def begin(self, member: Member, now: float) -> Life:
+        """From now on it is this agent's, and may run."""
         assignment = self.assignment
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
         life = self.lives.begin(member, directories, now, assignment.ranks_here)
         life.founder, life.run = not self.others_hold_the_state(), self.orders.run
-        self.engine.create(member.group, member.incarnation, life.founder)
+        return life
 
     def others_hold_the_state(self, than: Life | None = None) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""

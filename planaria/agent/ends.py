@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from planaria.agent.lives import Life, ended_state, failure_of
 from planaria.agent.ranklife import RankLife
-from planaria.agent.refill import refill
+from planaria.agent.refill import refill, spared
 from planaria.core import plan as planning
-from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.messages import Died, Member
 from planaria.core.plan import GroupState
 from planaria.engines.base import Dying, Ended
@@ -84,11 +84,17 @@ class Ends:
         if life is not None and life.fell:
             return
         words = change.cause if life is None else life.named(life.ranks[change.rank], change.cause)
-        report = Died(change.member, words)
-        self._agent.link.tell(report)
-        self._agent.told.record(report)
+        if self._agent.hosting.holds(change.member):  # for the lighthouse its group is elsewhere
+            return
+        if life is not None:
+            life.spared = change.returncode != EXIT_BAD_INPUT and spared(self._agent, life, life.ranks[change.rank])
+        self._say(Died(change.member, words, life is not None and life.spared, life is not None and life.moved))
         if life is not None:
             life.fell_ns, life.fell_under = time.monotonic_ns(), life.quorum
+
+    def _say(self, report: Died) -> None:
+        self._agent.link.tell(report)
+        self._agent.told.record(report)
 
     def _ended(self, change: Ended) -> None:
         life = self._agent.lives.of(change.member)
@@ -113,6 +119,9 @@ class Ends:
         if life.first_bad is lost and refill(self._agent, life, lost):
             self._agent.wake()
             return
+        if life.spared:  # others wait for it, and need not
+            life.spared = False
+            self._say(Died(life.member, "no standby takes its place after all"))
         for rank in life.ranks:
             if rank.spare_or_kill():
                 self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL, rank.rank)
@@ -150,6 +159,7 @@ class Ends:
         agent.events.add("exit", text, life.member.group, {"incarnation": life.member.incarnation, **facts})
         if life.comes_back and life.state is GroupState.DRAINED:
             life.state, life.makes_way = GroupState.DEAD, True
+        agent.hosting.ended(life)
         agent.hub.forget(life.member)
         agent.orders.a_group_ended()
         agent.wake()

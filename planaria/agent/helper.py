@@ -26,7 +26,7 @@ from planaria.core.messages import Member
 from planaria.engines.base import Broken, Change, Dying, Ended, Progress, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
-from planaria.engines.nodestream import NodeStream, Word
+from planaria.engines.nodestream import NodeStream, Word, connect
 from planaria.engines.spread import Terms, sample_row
 from planaria.errors import ProtocolError, UsageError
 from planaria.wire.channel import split_address
@@ -151,7 +151,7 @@ class NodeHelper:
                 try:
                     # One that does not answer within the limit for a silent node is as good as one that is not there.
                     async with asyncio.timeout(HEARTBEAT.floor):
-                        return NodeStream(*await asyncio.open_connection(host, port))
+                        return await connect(host, port)
                 except OSError as error:
                     why = error.strerror or str(error)
             if loop.time() >= remind_at:

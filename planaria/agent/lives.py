@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from planaria.agent.proc import describe
 from planaria.agent.ranklife import RankLife, culprit, suspicious
@@ -49,10 +51,12 @@ class Life:
     asked_to_end: bool = False  # every rank was sent SIGTERM, and ends in its own time
     fell_ns: int = 0  # when the lighthouse was told that it is gone; processes may be left
     fell_under: QuorumId = NO_QUORUM
+    spared: bool = False  # it was said that a standby takes the lost rank's place
     first_bad: RankLife | None = None  # the first rank that ended as none should
     ended: float = 0.0
     exit_code: int | None = None
     message: str = ""
+    moved: bool = False  # its group goes on at another agent
     comes_back: bool = False  # it leaves in order only to start again on other devices
     left: bool = False  # told to people: it ended in peace although there was more to do
     settle_seconds: float = math.nan  # from creation to work in a quorum
@@ -125,11 +129,13 @@ class Life:
         """``words`` about a rank, with its number where there are several."""
         return f"rank {rank.rank}: {words}" if len(self.ranks) > 1 else words
 
-    def pulse(self) -> Pulse:
+    def pulse(self, placed: Mapping[tuple[int, int], str] = MappingProxyType({})) -> Pulse:
+        """``placed``: the GPUs of (group, rank)."""
+        devices = tuple(placed.get((self.member.group, rank.rank), "") for rank in self.ranks) if placed else ()
         view = self.view
         if view is None:
-            return Pulse(self.member, Phase.STARTING, 0, NO_QUORUM, math.nan, 0.0, self.pid)
-        return Pulse(self.member, view.phase, view.step, view.quorum, view.loss, view.step_seconds, self.pid)
+            return Pulse(self.member, Phase.STARTING, 0, NO_QUORUM, math.nan, 0.0, self.pid, devices)
+        return Pulse(self.member, view.phase, view.step, view.quorum, view.loss, view.step_seconds, self.pid, devices)
 
     def observed(self) -> ObservedGroup:
         return ObservedGroup(

@@ -40,6 +40,9 @@ class Moves:
         if life is None or not life.alive:
             return
         rank = life.ranks[order.rank]
+        if order.drains and (device := self._agent.closing.device_of(order.group, order.rank)):
+            rank.drained = True
+            self._agent.closing.close(device)
         if rank is life.moving or any(rank is each for _, each in self._asked):
             return
         self._asked.append((order.group, rank))
@@ -73,7 +76,7 @@ class Moves:
                 agent.events.add("move", text, group)
             elif _never(life, rank):
                 self._stays(group, rank, "the other ranks of its group do not outlive it (see step.guard)")
-            elif life.moving is not None or not agent.standbys.warm or not can_refill(agent, life, rank):
+            elif life.moving is not None or not agent.standbys.warm or not _can_move(agent, life, rank):
                 # What is missing now (the group heals, or starts again) may be there at the next look.
                 self._asked.append((group, rank))
             else:
@@ -90,7 +93,24 @@ class Moves:
         agent.told.record(report)
 
     def _stays(self, group: int, rank: RankLife, why: str) -> None:
-        self._agent.events.add("move", f"rank {rank.rank} of group {group} stays where it is: {why}", group)
+        which, life = f"rank {rank.rank} of group {group}", self._agent.lives.groups.get(group)
+        if not rank.drained or life is None or not life.alive:
+            self._agent.events.add("move", f"{which} stays where it is: {why}", group)
+            return
+
+        def refused(why: str) -> None:
+            rank.drained = life.comes_back = False
+            self._stays(group, rank, why)
+
+        self._agent.events.add("move", f"{which} cannot move, so all of its group leaves: {why}", group)
+        # It comes back when there is a place for it, perhaps at once.
+        life.comes_back = True
+        self._agent.orders.ask_drain(group, f"the GPU of its rank {rank.rank} is drained", refused)
+
+
+def _can_move(agent: Agent, life: Life, rank: RankLife) -> bool:
+    """Without a step that is made again."""
+    return can_refill(agent, life, rank) and agent.others_hold_the_state(life)
 
 
 def _never(life: Life, rank: RankLife) -> bool:

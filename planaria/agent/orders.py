@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from planaria.agent.proc import signal_name
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from planaria.core.messages import (
     NO_QUORUM,
+    Close,
     Desired,
     Drain,
+    Host,
     Kill,
     Member,
     Migrate,
@@ -45,7 +48,7 @@ class Orders:
         self._drained: set[Member] = set()
         self._fewer: set[Member] = set()  # those of them that are not to be started again
         self._unheeded: Stop | None = None
-        self._asking: dict[int, asyncio.Task[str | None]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
 
     def obey(self, order: Order) -> None:
         match order:
@@ -59,6 +62,10 @@ class Orders:
                 self._kill(order)
             case Migrate():
                 self._agent.moves.ask(order)
+            case Host():
+                self._agent.hosting.obey(order)
+            case Close():
+                self._agent.closing.obey(order)
             case Desired():
                 self._desired(order)
             case Stop():
@@ -82,26 +89,37 @@ class Orders:
 
     def desired_here(self) -> int:
         """How many groups this agent should keep alive."""
-        assignment = self._agent.assignment
+        assignment, more = self._agent.assignment, len(self._agent.hosting.groups)
         if assignment.is_last:
-            return self.total - assignment.first_group
-        return min(assignment.plan.desired - len(self._fewer), self._told_total - assignment.first_group)
+            return self.total - assignment.first_group + more
+        return min(assignment.plan.desired - len(self._fewer), self._told_total - assignment.first_group) + more
 
-    def ask_drain(self, group: int) -> None:
-        """Fewer groups are wanted: have the lighthouse leave one out. Its order comes back when it does."""
+    def ask_drain(self, group: int, reason: str = "", refused: Callable[[str], None] = lambda why: None) -> None:
+        """Fewer groups are wanted, or it has lost its place: have the lighthouse leave one out. Its order comes back
+        when it does; else ``refused`` is told why not."""
+
+        async def ask() -> None:
+            why = await self._agent.link.drain(self._agent.assignment.spec.job, group, reason)
+            if why is not None:
+                refused(why)
+
         if group not in self._asking:
-            task = asyncio.get_running_loop().create_task(
-                self._agent.link.drain(self._agent.assignment.spec.job, group)
-            )
-            self._asking[group] = task
-            task.add_done_callback(lambda _: self._asking.pop(group, None))
+            self._asking[group] = asyncio.get_running_loop().create_task(ask())
+            self._asking[group].add_done_callback(lambda _: self._asking.pop(group, None))
 
     def let_go(self, life: Life) -> None:
         """A group left by itself in mid-training. Like a drained one it is not replaced, and ends nothing."""
         self._drained.add(life.member)
-        self._fewer.add(life.member)
-        self.total -= 1
+        self._give_up(life.member)
         life.state = GroupState.DRAINED
+
+    def _give_up(self, member: Member) -> None:
+        """It is not to be started again here."""
+        if member.group in self._agent.hosting.groups:
+            self._agent.hosting.groups.discard(member.group)
+        elif all(other.group != member.group for other in self._fewer):
+            self._fewer.add(member)
+            self.total -= 1
 
     def _publish(self, order: Publish) -> None:
         self._agent.hub.send(order.member, order)
@@ -124,9 +142,11 @@ class Orders:
         if order.member in self._drained:
             return
         self._drained.add(order.member)
-        if life is None or not life.comes_back:
-            self._fewer.add(order.member)
-            self.total -= 1
+        comes_back = self._agent.closing.node or (life is not None and life.comes_back)
+        if order.moved or not comes_back:
+            self._give_up(order.member)
+        if life is not None:
+            life.comes_back, life.moved = comes_back and not order.moved, order.moved
         if life is not None and life.alive:
             life.state, life.moving = GroupState.DRAINING, None  # all of it leaves
             self._agent.hub.send(order.member, order)
@@ -157,7 +177,12 @@ class Orders:
         for life in self._agent.lives.alive():
             # Since an earlier one looked, a checkpoint may have become complete of which nobody lived to tell.
             late = life.run < self.run or not life.founder
-            if late and not (life.fell or life.makes_way):
+            if not late or life.fell or life.makes_way:
+                continue
+            if order.run != NO_QUORUM and not life.being_killed and any(rank.copies for rank in life.ranks):
+                # In the memory of its processes. If it cannot be told yet, it will ask again, and be told again.
+                self._agent.hub.send(life.member, order)
+            else:
                 life.makes_way, life.being_killed = True, order.reason
                 self._agent.events.add("resume", f"{life.member} makes way for one that starts from the checkpoint")
                 self._agent.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL)

@@ -13,7 +13,7 @@ from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from planaria.core.liveness import ProgressSample, ProgressWatch
 from planaria.engines.base import Remains
 from planaria.errors import ProtocolError
-from planaria.wire.page import PageView, ProgressPage
+from planaria.wire.page import Copies, PageView, ProgressPage
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class RankLife:
     killed: bool = False  # by the agent, because another rank of its group was lost
     was_exiting: bool = False  # already when the agent saw the first of its group end
     away: bool = False  # on another node
+    drained: bool = False  # its device is to be free, whatever that costs
     told: ProgressSample | None = None  # from there, and not looked at yet
     remains: Remains | None = None  # there
 
@@ -56,6 +57,7 @@ class RankLife:
             state_of(self.pid) in ("T", "t"),
             self.view.collectives,
             self.view.guarded,
+            self.view.copies is Copies.WHOLE,
         )
 
     @property
@@ -67,6 +69,11 @@ class RankLife:
     def guarded(self) -> bool:
         """As last seen."""
         return self.watch.last is not None and self.watch.last.guarded
+
+    @property
+    def copies(self) -> bool:
+        """Whether it knew of whole copies of its group's state, as last seen."""
+        return self.watch.last is not None and self.watch.last.copies
 
     def read(self) -> None:
         with suppress(FileNotFoundError, ProtocolError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from planaria.agent.lives import Life, failure_of
 from planaria.agent.ranklife import RankLife
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_OK
-from planaria.core.messages import Member
+from planaria.core.messages import Member, Policy
 from planaria.core.plan import GroupState
 from planaria.engines.base import Started
 from planaria.engines.launch import directory_of
@@ -28,15 +28,26 @@ _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     """Whether the group can do without ``lost`` and take in another process: if its other ranks live and outlive this
-    (see Step.guard), and another group has the state. A group that was lost before it took part in a step is not worth
-    it, and bad input ends more than a rank."""
+    (see Step.guard), and another group has the state, or they have copies of it. A group that was lost before it took
+    part in a step is not worth it, and bad input ends more than a rank."""
     others = [rank for rank in life.ranks if rank is not lost]
     usable = life.state is GroupState.RUNNING and life.settled and not agent.ending
     usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
     guarded = all(rank.guarded for rank in others)
+    if not agent.standbys.warm and agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
+        return False  # the new process would have the same GPU
     # A group of one is as soon started again.
-    return bool(others or agent.standbys.warm) and usable and alive and guarded and agent.others_hold_the_state(life)
+    copied = bool(others) and not life.done and all(rank.copies for rank in others)
+    held = copied or agent.others_hold_the_state(life)
+    return bool(others or agent.standbys.warm) and usable and alive and guarded and held
+
+
+def spared(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether a standby is about to take the place of ``lost``, as far as is known in the moment of its end, and the
+    others wait for that by the policy of the job."""
+    waits = agent.assignment.spec.policy is Policy.SPARE and agent.standbys.warm > 0
+    return waits and life.first_bad is None and not life.asked_to_end and can_refill(agent, life, lost)
 
 
 def refill(agent: Agent, life: Life, lost: RankLife) -> bool:

@@ -53,7 +53,14 @@ class Standbys:
     def tick(self, now: float) -> None:
         """Start what is missing; but groups that come (or come back) are to train as soon as they can."""
         agent, lives = self._agent, self._agent.lives.alive()
-        if self.given_up or agent.ending or now < self._due or not lives or not all(x.settled for x in lives):
+        if (
+            self.given_up
+            or agent.ending
+            or agent.closing.node
+            or now < self._due
+            or not lives
+            or not all(x.settled for x in lives)
+        ):
             return
         wanted = max(agent.assignment.standbys, min(agent.moves.waiting, 1))
         for number in sorted(self._living)[wanted:]:  # prepared for a move that nobody needs any more
@@ -94,6 +101,7 @@ class Standbys:
     def present(self, member: Member) -> None:
         if (standby := self._living.get(member.incarnation)) is not None:
             standby.warm, self._failures = True, 0
+            self._agent.beat_soon()  # others may want to move here
             text = f"{member} is warm; it tried itself as rank {standby.rank}"
             self._agent.events.add("standby", text, data={"pid": standby.pid, "rank": standby.rank})
 
@@ -120,6 +128,6 @@ class Standbys:
         agent.wake()
 
     def end(self) -> None:
-        """The job is over."""
+        """The job is over, at least here."""
         for standby in self._living.values():
             self._agent.engine.delete(STANDBYS, standby.number, signal.SIGKILL)

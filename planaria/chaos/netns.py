@@ -19,6 +19,8 @@ from pathlib import Path
 
 from planaria.chaos.session import Script, end, run_command, spawn
 from planaria.errors import PlanariaError, UsageError
+from planaria.wire import authority
+from planaria.wire.credentials import ENVIRONMENT
 
 PREFIX = "planaria-chaos-"
 # Addresses inside the namespaces only; nothing outside ever sees them.
@@ -133,6 +135,7 @@ class NamespacedRun:
         self.network: Networks | None = Networks(script.groups)
         self._agents: list[subprocess.Popen[bytes]] = []
         self._lighthouse: subprocess.Popen[bytes] | None = None
+        self._environ: dict[str, str] = {}
 
     @property
     def directories(self) -> Sequence[Path]:
@@ -155,13 +158,21 @@ class NamespacedRun:
 
     def _start_lighthouse(self) -> None:
         assert self.network is not None
+        self._trust()
         store = str(self._directory / "lighthouse.db")
         command = [sys.executable, "-m", "planaria", "lighthouse", "--bind", LIGHTHOUSE, "--store", store]
         log = self._directory / "lighthouse.log"
-        self._lighthouse = spawn(inside(self.network.hub, command), dict(os.environ), log)
+        self._lighthouse = spawn(inside(self.network.hub, command), self._environ, log)
+
+    def _trust(self) -> None:
+        """What is not on one machine needs credentials, were it namespaces only."""
+        where = self._directory / "credentials"
+        if not where.exists():
+            authority.init(where, days=1)
+        self._environ = {**os.environ, ENVIRONMENT: str(where)}
 
     def _spawn(self, namespace: str, command: Sequence[str], log: Path) -> None:
-        self._agents.append(spawn(inside(namespace, command), dict(os.environ), log))
+        self._agents.append(spawn(inside(namespace, command), self._environ, log))
 
     def poll(self) -> int | None:
         codes = [agent.poll() for agent in self._agents]

@@ -1,4 +1,4 @@
-"""The operators' commands: ``planaria status``, ``kill``, ``drain``, ``evict`` and ``scale``."""
+"""The operators' commands: ``planaria status``, ``kill``, ``drain``, ``undrain``, ``migrate``, ``evict``, ``scale``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from planaria.cli.certs import CredentialsOption
 from planaria.cli.logdir import lives, read_run, read_summary
 from planaria.core.messages import NO_QUORUM, Event
 from planaria.core.roster import GroupStatus, JobStatus
@@ -43,6 +44,13 @@ AddressOption = Annotated[
 LogDirOption = Annotated[
     Path | None, typer.Option("--log-dir", help="The --log-dir of the run, to find its lighthouse and job.")
 ]
+NodeOption = Annotated[
+    str | None, typer.Option("--node", metavar="NODE", help="An agent, as planaria status names it, or a host.")
+]
+GpuOption = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NODE:GPU", help="One GPU of a node, by its name in CUDA_VISIBLE_DEVICES."),
+]
 GroupArgument = Annotated[
     int, typer.Argument(metavar="GROUP", min=0, max=MAX_GROUP, help="Number of the replica group.")
 ]
@@ -60,6 +68,7 @@ def status(
     lighthouse: AddressOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Show what a job's groups are doing."""
     target = find(job, lighthouse, log_dir)
@@ -84,6 +93,7 @@ def kill(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Send a signal to the processes of a group, or to one of them, to see how the job takes it."""
     number = signal_number(signal)
@@ -92,26 +102,69 @@ def kill(
 
 
 def drain(
-    group: GroupArgument,
+    group: Annotated[
+        int | None, typer.Argument(metavar="[GROUP]", min=0, max=MAX_GROUP, help="Number of the replica group.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, max=MAX_RANK, help="Only this rank of it: another process takes its place.")
+    ] = None,
+    node: NodeOption = None,
+    gpu: GpuOption = None,
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
-    """Have a group leave in order: the others go on without a pause."""
+    """Have a group, a node, a GPU or a rank leave in order: the others go on without a pause.
+
+    Nothing is started on a node or a GPU again before planaria undrain."""
+    if (group is not None) + (node is not None) + (gpu is not None) != 1:
+        raise UsageError(
+            "say what is to be drained: a GROUP (with --rank, a rank of it), --node NODE or --gpu NODE:GPU"
+        )
+    if rank is not None and group is None:
+        raise UsageError(f"--rank {rank}: say of which GROUP")
     with _connect(job, lighthouse, log_dir) as (client, name):
-        typer.echo(client.drain(group, name))
+        if group is None:
+            typer.echo(client.drain_node(*_place(node, gpu), name))
+        elif rank is not None:
+            typer.echo(client.migrate(group, rank, name, drains=True))
+        else:
+            typer.echo(client.drain(group, name))
+
+
+def undrain(
+    node: NodeOption = None,
+    gpu: GpuOption = None,
+    job: JobOption = "",
+    lighthouse: AddressOption = None,
+    log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
+) -> None:
+    """Use a drained node, or a drained GPU, again: the groups that left come back."""
+    if (node is not None) + (gpu is not None) != 1:
+        raise UsageError("say what is to be used again: --node NODE or --gpu NODE:GPU")
+    with _connect(job, lighthouse, log_dir) as (client, name):
+        typer.echo(client.drain_node(*_place(node, gpu), name, undrain=True))
 
 
 def migrate(
     group: GroupArgument,
-    rank: Annotated[int, typer.Option(min=0, max=MAX_RANK, help="Which of the group's processes.")] = 0,
+    rank: Annotated[int | None, typer.Option(min=0, max=MAX_RANK, help="Which of the group's processes.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="NODE", help="All of the group moves there, to another agent or host.")
+    ] = None,
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
-    """Have a standby take the place of a process of a group. Nothing is lost, and the others go on without a pause."""
+    """Have a standby take the place of a process of a group, or (--to) all of the group go on at another node. Nothing
+    is lost, and the others go on without a pause."""
+    if rank is not None and to is not None:
+        raise UsageError(f"--rank {rank} --to {to}: to another node a group can only move as a whole")
     with _connect(job, lighthouse, log_dir) as (client, name):
-        typer.echo(client.migrate(group, rank, name))
+        typer.echo(client.migrate(group, rank or 0, name, to=to or ""))
 
 
 def evict(
@@ -119,6 +172,7 @@ def evict(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Declare a group dead that nobody can reach, so that the others need not wait for it."""
     with _connect(job, lighthouse, log_dir) as (client, name):
@@ -130,12 +184,23 @@ def scale(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Change the number of groups while the job runs."""
     if groups > MAX_GROUP:
         raise UsageError(f"a job can have at most {MAX_GROUP} groups, not {groups}")
     with _connect(job, lighthouse, log_dir) as (client, name):
         typer.echo(client.scale(groups, name))
+
+
+def _place(node: str | None, gpu: str | None) -> tuple[str, str]:
+    """(node, GPU of it or nothing)."""
+    if gpu is None:
+        return node or "", ""
+    place, _, device = gpu.rpartition(":")
+    if not place or not device:
+        raise UsageError(f"--gpu {gpu}: give NODE:GPU, as planaria status names nodes")
+    return place, device
 
 
 # --- finding the lighthouse ---------------------------------------------------------------------------------
@@ -262,7 +327,8 @@ def headline(job: JobStatus) -> str:
         members = ", ".join(str(member.group) for member in job.quorum.members)
         quorum = f"quorum {job.quorum.id} of groups {members}"
     planned = f", {job.planned.id} planned ({job.planned.reason})" if job.planned is not None else ""
-    end = ", complete" if job.complete else ""
+    end = f", drained: {', '.join(job.drained)}" if job.drained else ""
+    end += ", complete" if job.complete else ""
     return f"epoch {job.epoch}, {quorum}{planned}, {job.desired} groups wanted{end}"
 
 

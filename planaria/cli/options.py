@@ -23,8 +23,12 @@ from planaria.engines.nodestream import DEFAULT_ADDRESS
 from planaria.errors import UsageError
 from planaria.wire.channel import split_address
 from planaria.wire.checks import MAX_RANK
+from planaria.wire.credentials import Credentials
+from planaria.wire.roles import Role
 
 DEVICES = ("cpu", "cuda")
+# A warm standby is at work within one or two seconds of small models; a wait costs all groups' time.
+SPARE_WAIT = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -63,6 +67,8 @@ class RunOptions:
     group_addr: str = DEFAULT_ADDRESS
     health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
+    spare_wait: float | None = None  # seconds
+    buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
 
     @property
     def ranks(self) -> int:
@@ -106,6 +112,7 @@ def check(options: RunOptions) -> None:
     """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory."""
     _check_numbers(options)
     _check_devices(options)
+    Credentials.given((Role.AGENT,))
     if options.reduction not in REDUCTIONS:
         raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
     if options.exact not in (None, *PROMISES):
@@ -165,6 +172,17 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
     if options.standbys and options.nnodes > 1:
         raise UsageError("--standbys: groups that are spread over several nodes cannot have standbys yet")
+    if options.spare_wait is not None and options.policy is not Policy.SPARE:
+        raise UsageError(f"--spare-wait {options.spare_wait:g}: only --policy spare waits for standbys")
+    if options.spare_wait is not None and not 0 < options.spare_wait <= 3600:
+        raise UsageError(f"--spare-wait {options.spare_wait:g}: must be more than 0 and at most 3600 seconds")
+    if options.buddy is not None and options.buddy < 1:
+        raise UsageError(f"--buddy {options.buddy}: copies can be made every step or less often, so at least 1")
+    if options.buddy is not None and options.ranks == 1:
+        raise UsageError(
+            "--buddy: the copies of a rank are kept by another rank of its group, and groups of one rank have none; "
+            "give --nproc-per-group 2 or more, or --checkpoint"
+        )
     if options.max_replacements < 0:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from planaria.cli import options as opts
+from planaria.cli.certs import CredentialsOption
 from planaria.cli.logdir import directory_given
 from planaria.cli.node import help_out
 from planaria.cli.options import RunOptions
@@ -56,8 +57,12 @@ def run(
         int | None, _option("--local-groups", help="How many groups run here; default: all from --first-group on.")
     ] = None,
     policy: Annotated[
-        str, _option("--policy", help="For a lost group's shards: redistribute or shrink.")
+        str, _option("--policy", help="For a lost group's shards: redistribute, spare or shrink.")
     ] = "redistribute",
+    spare_wait: Annotated[
+        float | None,
+        _option("--spare-wait", help="With --policy spare: seconds that others wait for a standby; default: 10."),
+    ] = None,
     reduction: Annotated[
         str, _option("--reduction", help="tree (bit-exact), fast, int8 or fp8 (for slow links).")
     ] = "tree",
@@ -112,6 +117,10 @@ def run(
         int,
         _option("--standbys", help="Warm processes that wait here for a rank to be lost, and take its place at once."),
     ] = 0,
+    buddy: Annotated[
+        int | None,
+        _option("--buddy", help="Every so many steps each rank's state is copied to another rank's memory."),
+    ] = None,
     min_groups: Annotated[int, _option("--min-groups", help="The job fails if fewer groups can be kept.")] = 1,
     live: Annotated[
         bool, _option("--live", help="A view of the groups in place of their output, on a terminal.")
@@ -129,6 +138,7 @@ def run(
         str | None,
         _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
     ] = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Run SCRIPT in replica groups. A group that dies is replaced; the others go on, and no step is lost.
 
@@ -168,6 +178,8 @@ def run(
         group_addr=group_addr,
         health=opts.health_table(health, health_dry_run),
         standbys=standbys,
+        spare_wait=spare_wait,
+        buddy=buddy,
     )
     opts.check(options)
     try:

@@ -20,7 +20,7 @@ from planaria.agent.proc import end_all_children
 from planaria.agent.summary import Summary
 from planaria.cli.live import LiveView, lines_of
 from planaria.cli.logdir import former_life, held, move_aside, usable
-from planaria.cli.options import RunOptions, gpus_of, health_watch
+from planaria.cli.options import SPARE_WAIT, RunOptions, gpus_of, health_watch
 from planaria.core.messages import Event, JobSpec, Member
 from planaria.core.plan import PlanSpec
 from planaria.engines.base import Engine
@@ -46,6 +46,7 @@ SHOWN = frozenset(
         "stop",
         "suspect",
         "unprepared",
+        "uncopied",
         "unwritten",
     }
 )
@@ -138,7 +139,8 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         backoff_first=options.restart_backoff,
         backoff_max=max(options.restart_backoff, _LONGEST_BACKOFF),
     )
-    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy, options.ranks)
+    wait = SPARE_WAIT if options.spare_wait is None else options.spare_wait
+    spec = JobSpec(options.job, options.groups, options.min_groups, options.policy, options.ranks, wait)
     return Assignment(
         spec,
         plan,
@@ -147,6 +149,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         ranks=options.ranks,
         ranks_here=options.nproc_per_group,
         standbys=options.standbys,
+        copies=options.buddy is not None,
         name=name,
         following=following,
         health=health_watch(options),
@@ -174,6 +177,7 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
         replay=options.replay,
+        buddy=options.buddy,
         nnodes=options.nnodes,
         node=options.node_rank,
         master=options.master,
@@ -181,7 +185,8 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
 
 
 def terms_of(options: RunOptions) -> Terms:
-    return Terms(options.nnodes, options.nproc_per_group, options.groups, options.first_group, options.local_groups)
+    groups = options.groups, options.first_group, options.local_groups
+    return Terms(options.nnodes, options.nproc_per_group, *groups, buddy=options.buddy or 0)
 
 
 def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:

@@ -1,9 +1,11 @@
-"""How a job begins, and how it begins again from a durable checkpoint when every group that held the state is lost.
+"""How a job begins, and how it begins again when every group that held the state is lost: from a durable checkpoint, or
+from copies that ranks keep in each other's memory.
 
 The disk is the truth about checkpoints: the last one may have become complete just before the last death, and then
 nobody has told of it. So a job that writes checkpoints always begins again, with groups that look at the disk after
 that was decided. Each says what it found; the newest counts, and the others take its state at the roll call. It is so
-whichever agent has which group, and even if they see different disks.
+whichever agent has which group, and even if they see different disks. Memory is one more place to look at, but nothing
+that was once found there can be counted on later.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Collection, Iterable
 from planaria.core.fingerprint import drift, odd_ones, outdated
 from planaria.core.ledger import Ledger
 from planaria.core.messages import NO_QUORUM, Ready, Resume, Saved
-from planaria.core.roster import Group, LineageRecord, State
+from planaria.core.roster import CERTAINLY_GONE, Group, LineageRecord, State, named
 
 # The first groups to be ready wait for the others as long again as the first one took, at least this long
 # (processes of one start come up within seconds of each other).
@@ -29,7 +31,10 @@ class Founding(Ledger):
         super().__init__(job, epoch, last)
         self.durable = 0  # step of the newest durable checkpoint that is known of; 0: none
         self.saves: bool | None = None  # whether the job writes any; None: nobody has said
+        self.keeps = False  # whether it keeps copies in memory
         self._first_ready_at: float | None = None
+        self._start = 0  # the step with which the job began last
+        self._had = 0  # 1: there was a state that counted, so a job without checkpoints needs a copy of one
         self._resumed = (0, 0)  # from which step the job was started again last, and how often in a row from there
         self._sought = 0  # the newest checkpoint that was known when groups were told to look at the disk
         self._missed = 0  # people were told that nobody sees the checkpoint of this step
@@ -48,7 +53,9 @@ class Founding(Ledger):
     def _may_begin(self, report: Ready) -> None:
         """A group is there, with whatever it found on the disk."""
         self.saves = self.saves or report.saves
-        self.durable = max(self.durable, report.step)
+        self.keeps = self.keeps or report.keeps
+        if report.kept == NO_QUORUM:
+            self.durable = max(self.durable, report.step)
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -59,6 +66,9 @@ class Founding(Ledger):
             # They were started while others held the state, and nobody does any more: others will come in their place.
             self._have_looked(late, "nobody holds the state of the job any more")
             ready = [g for g in ready if self._looked(g)]
+        # Whoever leaves stays until somebody has its copy.
+        leaving = [g for g in self.seen.tellable() if g.state is State.READY and g.draining and self._looked(g)]
+        ready += [g for g in leaving if g.ready and g.ready.kept != NO_QUORUM and not self._can_begin(ready)]
         if self.spec is None or not ready or self.complete:
             return
         if self._first_ready_at is None:
@@ -68,11 +78,15 @@ class Founding(Ledger):
             return
         reports = [g.ready for g in ready if g.ready is not None]
         newest = max(report.step for report in reports)
+        if newest < self._least() and not self.saves:
+            self._without_copies()
+            return
         if newest < self.durable and self._look_further(len(ready)):
             return
         older = [r for r in reports if r.step < newest and self._run != NO_QUORUM]
         odd = [(r, f"{r.member} starts at {outdated(r, self.durable)}") for r in reports if newest < self.durable]
-        odd = odd or odd_ones(reports, newest if older else 0)
+        # Copies of one step may come from different runs of it. The roll call tells them apart.
+        odd = odd or odd_ones([r for r in reports if r.kept == NO_QUORUM], newest if older else 0)
         for report, reason in odd:
             self._refuse(self.seen.groups[report.member.group], reason)
         if odd:
@@ -81,6 +95,7 @@ class Founding(Ledger):
             text = f"{report.member} sees {outdated(report, newest)}. It takes the state from the others"
             self._event("unshared", text, report.member.group)
         self._drifts(reports[1:], reports[:1])
+        self._start = newest
         self._publish(ready, True, "the job starts", founding=True)
 
     def _drifts(self, joining: list[Ready], others: list[Ready]) -> None:
@@ -102,24 +117,47 @@ class Founding(Ledger):
             self._event("unshared", f"{text}; waiting for the others. Give all the same directory")
         return True
 
+    def _without_copies(self) -> None:
+        """None of the groups that are there has a copy of the state, and there are no checkpoints."""
+        views = self.seen.groups.values()
+        if away := [v.member for v in views if v.state not in CERTAINLY_GONE and not self._looked(v)]:
+            if self._missed != self._least():
+                self._missed = self._least()
+                text = f"no whole copy of the state was found yet; waiting for {named(away)}"
+                self._event("unshared", f"{text} (planaria evict GROUP declares one dead)")
+            return
+        lost = f"job {self.job}: every group that held the state is lost, and no whole copy of it is left in memory"
+        self._stop(f"{lost}; without a durable checkpoint the job cannot go on. Start it again")
+
+    def _least(self) -> int:
+        """Steps that the job's state must have at least, or it would be another that is known of or was lost."""
+        return self.durable if self.saves else max(self.durable, self._had)
+
     def _all_lost(self) -> None:
         if self.saves is None:
             return  # after a restart: the next group to be there will say
         lost = f"every group that held the state is lost (last commit seen: step {max(self.seen.top_step, 0)})"
-        if not self.saves:
+        if not (self.saves or self.keeps):
             self._stop(f"job {self.job}: {lost}; without a durable checkpoint the job cannot go on. Start it again")
             return
+        self._had = int(self.founded)
         step, times = self._resumed
-        self._resumed = (self.durable, times + 1 if step == self.durable else 1)
+        mark = max(self.durable, self._start)
+        self._resumed = (mark, times + 1 if step == mark else 1)
         if self._resumed[1] > RESUMES:
             self._stop(
                 f"job {self.job}: {lost}; started again {RESUMES} times, it did not get from "
                 f"{self._start_known()} to the next checkpoint"
             )
             return
-        self._begin_again(f"{lost}; the job starts again from {self._start_known()}, or a newer one if there is any")
+        newer = "or a newer one if there is any"
+        if self.keeps:
+            newer = "or from a newer copy in memory if there is a whole one"
+        self._begin_again(f"{lost}; the job starts again from {self._start_known()}, {newer}")
 
     def _start_known(self) -> str:
+        if self._start > self.durable:
+            return f"step {self._start}"
         return f"the checkpoint of step {self.durable}" if self.durable else "the beginning"
 
     def _begin_again(self, reason: str) -> None:
@@ -148,6 +186,11 @@ class Founding(Ledger):
 
     # --- small questions -------------------------------------------------------------------------------------
 
+    @property
+    def _may_begin_again(self) -> bool:
+        """Whether the job has, or may have, something to begin again from."""
+        return self.saves is not False or self.keeps
+
     def _looked(self, view: Group) -> bool:
         """Whether it has seen the newest of what the disk held when this run of the job began."""
         return view.ready is not None and view.ready.initial != "" and view.ready.looked >= self._run
@@ -155,7 +198,7 @@ class Founding(Ledger):
     def _can_begin(self, views: Iterable[Group]) -> bool:
         """Whether among these is one with which the job may begin, as far as checkpoints are known."""
         steps = [g.ready.step for g in views if g.ready is not None and self._looked(g)]
-        return bool(steps) and max(steps) >= self.durable
+        return bool(steps) and max(steps) >= self._least()
 
     def _founding_grace(self) -> float:
         return max(FOUNDING_GRACE, (self._first_ready_at or 0.0) - (self._started_at or 0.0))

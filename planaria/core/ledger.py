@@ -222,7 +222,7 @@ class Ledger:
             if view.ready is None or view.state in CERTAINLY_GONE:
                 continue
             if view.draining:
-                self._send(agent, Drain(view.member))
+                self._send(agent, Drain(view.member, view.moved))
             for quorum in (self.current, self.planned):
                 if quorum is not None and quorum.id > view.adopted and quorum.addresses[0]:
                     self._send(agent, Publish(view.member, quorum))
@@ -258,9 +258,9 @@ class Ledger:
         if self.seen.lost(agent) and at_work:  # one whose groups have all ended has just left
             self._event("agent", f"agent {agent} is out of reach: {why}")
 
-    def _start_draining(self, view: Group, reason: str = "") -> None:
-        view.draining = True
-        self._send(view.agent, Drain(view.member))
+    def _start_draining(self, view: Group, reason: str = "", moved: bool = False) -> None:
+        view.draining, view.moved = True, moved
+        self._send(view.agent, Drain(view.member, moved))
         self._event(
             "drain",
             f"{view.member} leaves after the next commit" + (f": {reason}" if reason else ""),

@@ -148,6 +148,7 @@ class ProgressSample:
     stopped: bool  # state T or t in the process table
     collectives: int = 0  # that it has begun with the other ranks of its group; 0 if they may differ in that
     guarded: bool = False  # it outlives the loss of another rank of its group
+    copies: bool = False  # it knows of whole copies of its group's state
 
 
 class JobTimes:

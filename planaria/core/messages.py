@@ -67,6 +67,7 @@ class Policy(Enum):
     """What happens to the shards of a lost group."""
 
     REDISTRIBUTE = "redistribute"  # the others compute them: same samples, same bits
+    SPARE = "spare"  # the others wait for a standby that takes its place, up to a limit, and only then compute them
     SHRINK = "shrink"  # they are left out and the mean is taken over the shards present
 
 
@@ -125,6 +126,10 @@ class Ready:
     saves: bool = False  # the job writes durable checkpoints, and can start again from one
     # The newest `Resume.run` that its agent knew when it started it: what it saw of the disk is at least so new.
     looked: QuorumId = NO_QUORUM
+    keeps: bool = False  # the job keeps copies of its state in memory, and can start again from those
+    # That state is such a copy: the quorum under which its last step was committed. What is in memory may be gone
+    # with the next process, so it does not count as known.
+    kept: QuorumId = NO_QUORUM
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +172,13 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The process table says so: certain, not a suspicion."""
+    """The process table says so: certain, not a suspicion. ``spare``: a standby takes its place, as its group's next
+    incarnation. Said again if none does after all. ``moved``: its agent was told that its group goes on elsewhere."""
 
     member: Member
     cause: str
+    spare: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +186,15 @@ class Leaving:
     """The member is to be left out after the next commit: a rank of it moves. It comes back as a new incarnation."""
 
     member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The next life of a group of another agent, which the lighthouse wants here (``Host``), is built and warm, and
+    waits for the older one to leave. ``trouble``: why there will be none, a sentence."""
+
+    member: Member
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +217,13 @@ class Pulse:
     loss: float  # NaN if the script records none
     step_seconds: float  # median of recent steps, 0 if unknown
     pid: int = 0
+    devices: tuple[str, ...] = ()  # the GPU of each rank, as in CUDA_VISIBLE_DEVICES; empty: on another node
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     pulses: tuple[Pulse, ...]
+    warm: int = 0  # standbys of the agent that wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +235,7 @@ class JobSpec:
     min_groups: int = 1
     policy: Policy = Policy.REDISTRIBUTE
     ranks: int = 1  # of every group
+    spare_wait: float = 0.0  # seconds; the limit of the policy `spare`
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +247,8 @@ class Hello:
     host: str
     spec: JobSpec
     fresh: bool = False  # it has started no group yet, and waits for the Welcome to know which lives there were
+    devices: tuple[str, ...] = ()  # GPUs of its node that are the job's
+    closed: tuple[str, ...] = ()  # as in `Close`: what an operator has drained here
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +257,19 @@ class Synced:
 
 
 Report = (
-    Hello | Synced | Heartbeat | Present | Ready | Adopted | Trouble | Finished | Saved | Died | Suspected | Leaving
+    Hello
+    | Synced
+    | Heartbeat
+    | Present
+    | Ready
+    | Adopted
+    | Trouble
+    | Finished
+    | Saved
+    | Died
+    | Suspected
+    | Leaving
+    | Prepared
 )
 
 
@@ -268,9 +302,11 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The member will be left out of the next planned quorum; it must not be started again."""
+    """The member will be left out of the next planned quorum; it must not be started again. ``moved``: its group goes
+    on at another agent."""
 
     member: Member
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +335,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Every group that held the state is lost: the job starts again from its newest durable checkpoint. Groups that
-    were started before, or without a look at the disk, must be replaced by some that look at it now."""
+    """Every group that held the state is lost: the job starts again from its newest durable checkpoint, or from copies
+    in memory. Groups that were started before, or without a look at the disk, must be replaced by some that look at it
+    now; those whose processes keep copies look for themselves."""
 
     reason: str
     run: QuorumId = NO_QUORUM  # the record in the lineage with which the job begins again
@@ -308,10 +345,31 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Have another process, on another device if there is one, take a rank's place. Nothing failed."""
+    """Have another process, on another device if there is one, take a rank's place. Nothing failed. ``drains``: no
+    process may have the rank's device afterwards; if the rank cannot move, all of its group leaves."""
 
     group: int
     rank: int
+    drains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Start ``member``, the next life of a group of another agent, and say when it is ready, but do not have it join.
+    ``joins``: the older life has left, so now it joins. ``off``: it is not needed any more."""
+
+    member: Member
+    joins: bool = False
+    off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """An operator's wish (``planaria drain --node``, ``--gpu``): nothing may be started on the agent's node (``device``
+    is empty), or on one GPU of it, and what has the GPU moves or leaves. ``opens``: it may again (``undrain``)."""
+
+    device: str
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +398,9 @@ class Cast:
     environ: tuple[tuple[str, str], ...]
 
 
-Order = Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Stay | Regroup | Cast
+Order = (
+    Welcome | Publish | Refuse | Drain | Kill | Desired | Stop | Resume | Migrate | Host | Close | Stay | Regroup | Cast
+)
 
 
 # --- between members, over the communicator -------------------------------------------------------------------

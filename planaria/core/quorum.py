@@ -20,12 +20,14 @@ from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
     Died,
+    Drain,
     Finished,
     Heartbeat,
     Hello,
     Kill,
     Leaving,
     Member,
+    Prepared,
     Quorum,
     Ready,
     Refuse,
@@ -38,7 +40,7 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
-from planaria.core.wishes import Wishes
+from planaria.core.spares import Spares
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
@@ -50,7 +52,7 @@ REPLAN_DELAY = (0.25, 8.0)
 SHORTEST_WAIT = 0.001
 
 
-class Lighthouse(Wishes):
+class Lighthouse(Spares):
     """Membership of one job. ``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
@@ -74,16 +76,20 @@ class Lighthouse(Wishes):
             case Hello():
                 view.synced = view.dismissed = False
                 view.told.clear()
+                view.host, view.devices = report.host, report.devices
                 self.spec = self.spec or report.spec
                 self._send(agent, Welcome(self.epoch, self._lives() if report.fresh else ()))
+                self._introduced(agent, report)
                 if self.stopped:
                     self._send(agent, Stop(self.stopped))
             case Synced():
                 view.synced = True
                 for group in self.seen.untold(agent):
                     self._gone_for_good(group, "its agent was started again")
+                    self._begun_again(agent, group)
                 self._tell_again(agent)
             case Heartbeat():
+                view.warm = report.warm
                 for pulse in report.pulses:
                     self.seen.pulse(agent, pulse)
             case Ready():
@@ -98,6 +104,8 @@ class Lighthouse(Wishes):
                 self._died(agent, report)
             case Suspected():
                 self._suspected(report)
+            case Prepared():
+                self._prepared(agent, report)
             case Leaving():
                 self._leave_for_now(agent, report)
             case Saved():
@@ -133,6 +141,8 @@ class Lighthouse(Wishes):
             due.append(self._last_word_at)
         if self._trouble_at is not None:
             due.append(self._trouble_at + self._trouble_window)
+        if self._spare_until is not None:
+            due.append(self._spare_until)
         if self.current is None and self._first_ready_at is not None:
             due.append(self._first_ready_at + self._founding_grace())
         if (stall := self.seen.next_stall()) is not None:
@@ -145,9 +155,13 @@ class Lighthouse(Wishes):
     def _ready(self, agent: str, report: Ready) -> None:
         if (owner := self.seen.owner(agent, report.member)) is not None:
             group = report.member.group
+            if self._homes.get(group) == owner:  # it has moved, and its former agent was started again since
+                self._send(agent, Drain(report.member, moved=True))
+                return
             reason = f"job {self.job} runs already: group {group} belongs to agent {owner}; choose another --job"
-            self._send(agent, Refuse(report.member, reason))
-            return
+            if not self._settle(owner, agent, group):
+                self._send(agent, Refuse(report.member, reason))
+                return
         view = self._view(agent, report.member)
         if view is not None and view.evicted:
             self._send(agent, Kill(report.member.group, int(signals.SIGKILL)))  # it is not dead after all
@@ -156,19 +170,21 @@ class Lighthouse(Wishes):
         in_force = self._in_force(report.member)
         if self.complete and not in_force:
             return  # nobody is left to heal from: its agent is dismissed, or ends late joiners by itself
-        known = view.ready is not None
-        if view.state is State.ACTIVE and known and in_force and report.after <= view.fenced:
+        before = view.ready
+        if view.state is State.ACTIVE and before is not None and in_force and report.after <= view.fenced:
             return  # said again after a reconnect
         if view.ready is not None and report.after > view.ready.after:
             view.moving = False  # it was left out at once: nothing of it has left, and its agent will say it again
         view.ready, view.state, view.fenced = report, State.READY, max(view.fenced, report.after)
+        self._leaves_with_its_node(view)
         if self.current is not None and in_force and report.after == self.current.id:
             self._nobody_settled(self.current)
         self._may_begin(report)
         if self.founded and (reason := misfit(report, self._at_work(report.member))):
             self._refuse(view, reason)
-        elif not known:
-            start = f", from the checkpoint of step {report.step}" if report.step else ""
+        elif before is None or report.looked > before.looked:
+            source = "checkpoint" if report.kept == NO_QUORUM else "copy"
+            start = f", from the {source} of step {report.step}" if report.step else ""
             self._event("ready", f"{report.member} is ready{start}", report.member.group)
             if self.founded and not in_force:
                 self._drifts([report], self._at_work(report.member))
@@ -180,6 +196,7 @@ class Lighthouse(Wishes):
         if view is None or view.state in CERTAINLY_GONE:
             return
         view.adopted, view.step = max(view.adopted, report.quorum), max(view.step, report.step)
+        self._leaves_with_its_node(view)
         self.seen.progressed(report.step)
         if (offered := self._offered.get(report.quorum)) is not None:
             # Taken by one is taken by all, even if it was withdrawn here meanwhile: they decided at the same commit.
@@ -228,6 +245,8 @@ class Lighthouse(Wishes):
         view = self._view(agent, report.member)
         if view is not None:
             view.evicted = False  # whatever an operator said of it, now it is true
+            self._spared(view, report)
+            view.draining = view.draining or report.moved
         if view is None or view.state in CERTAINLY_GONE:
             return
         if self._trouble_at is not None:
@@ -279,6 +298,8 @@ class Lighthouse(Wishes):
             self._seal()
         if self._sealed:
             return
+        if not self.complete:
+            self._carry_on()
         current = self.current
         if current is None:
             self._found()
@@ -286,6 +307,8 @@ class Lighthouse(Wishes):
         trouble = self._trouble_at is not None and self.seen.at >= self._trouble_at + self._trouble_window
         trouble = trouble or self._unheard(current)
         gone = [m for m in current.members if self._gone(m, trouble) and not self._leaving(m)]
+        if self._stateless != current.id and self._waits_for_spares(current, gone):
+            return
         if gone or trouble or self._stateless == current.id:
             number = self._number
             self._replace(current, gone)
@@ -331,7 +354,7 @@ class Lighthouse(Wishes):
         """Whether a quorum of ``live`` can be made: False if somebody in it may be settled, True if it has to begin
         with the newest complete states there are; None if it must not be made, at least not now."""
         if not self.founded:
-            if base.id.epoch != self.epoch and self.saves is not False and all(self.seen.over(m) for m in base.members):
+            if base.id.epoch != self.epoch and self._may_begin_again and all(self.seen.over(m) for m in base.members):
                 self._all_lost()  # an earlier life of the lighthouse made it, and nobody lives to tell how far it got
                 return None
             if self._can_begin(live):
@@ -405,9 +428,11 @@ class Lighthouse(Wishes):
     def _leaving(self, member: Member) -> bool:
         """Whether its end is expected: a planned quorum without it is out, and it was drained. If it went too early,
         the others cannot exchange without it, and they will say so."""
-        view = self.seen.of(member)
         out = self.planned is not None and member not in self.planned.members
-        return out and self._trouble_at is None and view is not None and view.leaving
+        view = self.seen.groups.get(member.group)
+        if view is None or not out or self._trouble_at is not None:
+            return False
+        return view.leaving if view.member == member else view.member > member  # it has left, and is coming back
 
     def _at_work(self, besides: Member) -> list[Ready]:
         views = self.seen.groups.values()

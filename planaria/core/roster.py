@@ -59,7 +59,9 @@ class Group:
     fenced: QuorumId = NO_QUORUM  # newest quorum that left it out, or in which nobody held a settled state
     step: int = 0
     draining: bool = False  # it leaves after a commit, for good
+    moved: bool = False  # and its group goes on at another agent
     moving: bool = False  # it leaves after a commit, and comes back when one of its ranks has moved
+    spared: bool = False  # dead, and a standby takes its place
     evicted: bool = False  # an operator declared it dead although no process table did
     digest: str = ""
     pulse: Pulse | None = None
@@ -80,6 +82,9 @@ class Agent:
     """One supervisor's stream."""
 
     beats: HeartbeatWatch
+    host: str = ""
+    devices: tuple[str, ...] = ()  # GPUs of its node that are the job's
+    warm: int = 0  # standbys that wait there
     connected: bool = True  # in reach: something was heard lately
     synced: bool = False  # on this stream it has told everything that it knew when the stream opened
     lost_at: float = 0.0
@@ -161,6 +166,7 @@ class JobStatus:
     complete: bool
     groups: tuple[GroupStatus, ...]
     events: tuple[Event, ...] = field(default=())
+    drained: tuple[str, ...] = ()  # agents, or "agent:GPU"
 
 
 def status_of(view: Group, connected: bool) -> GroupStatus:

@@ -139,12 +139,12 @@ class Stepper:
         self.groups = groups
         self.step = ready.step  # commits applied; the step being worked on has this index
         self.settled = False  # whether this member's state counts
-        self.under = NO_QUORUM  # quorum of the newest commit
+        self.under = ready.kept  # quorum of the newest commit, as far as is known
         self.have: set[int] = set()  # shards of `step` computed here
         self.target: Quorum | None = None  # the quorum worked under, or to be taken up next
         self.planned: Quorum | None = None
         self.first: Member | None = None  # of the quorum in which the newest exchange took place, or will
-        self.newest = NO_QUORUM  # nothing older is ever taken up: fences late and stale quorums
+        self.newest = ready.looked  # nothing older is ever taken up: fences late and stale quorums
         self.recomputed = 0  # shards computed here that another member had computed and lost
         self._ready = ready
         self._formed: set[QuorumId] = set()

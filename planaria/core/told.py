@@ -10,6 +10,7 @@ from planaria.core.messages import (
     Finished,
     Leaving,
     Member,
+    Prepared,
     Ready,
     Report,
     Saved,
@@ -26,6 +27,7 @@ class _Record:
     trouble: Trouble | None = None
     finished: Finished | None = None
     leaving: Leaving | None = None
+    prepared: Prepared | None = None
     died: Died | None = None
 
 
@@ -39,14 +41,14 @@ class Told:
     def record(self, report: Report) -> None:
         if isinstance(report, Saved) and not report.trouble:
             self._saved = report
-        if not isinstance(report, (Ready, Adopted, Trouble, Finished, Died, Suspected, Leaving)):
+        if not isinstance(report, (Ready, Adopted, Trouble, Finished, Died, Suspected, Leaving, Prepared)):
             return
         record = self._records.setdefault(report.member, _Record())
         match report:
             case Ready():
                 if record.ready is not None and report.after > record.ready.after:
                     record.leaving = None  # it was left out at once, by which nothing has moved
-                record.ready, record.suspected = report, None
+                record.ready, record.suspected, record.prepared = report, None, None
                 if record.trouble is not None and record.trouble.quorum <= report.after:
                     record.trouble = None  # or else it may be all that tells of a newer quorum that broke
             case Adopted():
@@ -59,6 +61,8 @@ class Told:
                 record.finished = report
             case Suspected():
                 record.suspected = report
+            case Prepared():
+                record.prepared = None if report.trouble else report
             case Leaving():
                 record.leaving = report
             case Died():
@@ -73,7 +77,7 @@ class Told:
         return saved + [
             report
             for _, r in sorted(self._records.items())
-            for report in (r.ready, r.adopted, r.suspected, r.trouble, r.leaving, r.finished, r.died)
+            for report in (r.prepared, r.ready, r.adopted, r.suspected, r.trouble, r.leaving, r.finished, r.died)
             if report is not None
         ]
 

@@ -48,9 +48,17 @@ class Wishes(Founding):
         if len(at_work) < spec.min_groups:
             raise ValueError(f"without it fewer than {spec.min_groups} groups would be left, as --min-groups says")
 
-    def migrate(self, group: int, rank: int, now: float, reason: str = "", share: float | None = None) -> list[Effect]:
+    def migrate(
+        self,
+        group: int,
+        rank: int,
+        now: float,
+        reason: str = "",
+        share: float | None = None,
+        drains: bool = False,
+    ) -> list[Effect]:
         """Have another process take the place of a rank of ``group``. Raises ValueError with a sentence if that cannot
-        be. ``share``: as for a drain, for the group is left out for a moment."""
+        be. ``share``: as for a drain, for the group is left out for a moment. ``drains``: its device is to be free."""
         self._needs_training()
         view = self._need(group)
         self._needs_rank(group, rank)
@@ -67,7 +75,7 @@ class Wishes(Founding):
         self._begin(now)
         moved = f"rank {rank} of group {group}"
         self._event("move", f"{moved} is to move: {reason}" if reason else f"an operator moves {moved}", group)
-        self._send(view.agent, Migrate(group, rank))
+        self._send(view.agent, Migrate(group, rank, drains))
         return self._end()
 
     def scale(self, groups: int, now: float) -> list[Effect]:

@@ -128,8 +128,17 @@ class Engine(Protocol):
     def placed(self) -> dict[str, tuple[int, int]]:
         """The (group, rank) that each GPU of this node belongs to, by its name in CUDA_VISIBLE_DEVICES."""
 
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs of this node, by the same names."""
+
     def avoid(self, gpus: Collection[str]) -> None:
         """Give no group one of these GPUs of this node, unless there is nothing else."""
+
+    def close_devices(self, gpus: Collection[str]) -> None:
+        """Give nobody one of these GPUs of this node, whatever happens. A standby that has one is ended."""
+
+    def has_place(self, group: int) -> bool:
+        """Whether the group, started now, would find GPUs that are not closed."""
 
     def elsewhere(self, group: int) -> bool:
         """Whether the group, started again, would get other GPUs than it has, and none of those to be avoided."""

@@ -47,10 +47,11 @@ def _named(value: str) -> tuple[str, ...]:
 
 class Shares:
     """Equal shares of ``each`` GPUs, in the order of their ids. A group keeps its share from life to life, unless there
-    is a better one: ``avoided`` are GPUs that are not well. The last ``standbys`` GPUs are lent to single processes,
-    which may come to take their GPU into a group's share."""
+    is a better one: ``avoided`` are GPUs that are not well, and nobody is given one that is ``closed``. The last
+    ``standbys`` GPUs are lent to single processes, which may come to take their GPU into a group's share."""
 
     avoided: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
 
     def __init__(self, gpus: Gpus, each: int, standbys: int = 0) -> None:
         self._gpus = gpus
@@ -59,6 +60,10 @@ class Shares:
         self._of: dict[int, int] = {}
         self._spare = list(gpus.ids[kept:]) if standbys else []
         self._lent: dict[int, str] = {}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self._gpus.ids
 
     @property
     def any(self) -> bool:
@@ -70,11 +75,7 @@ class Shares:
         nothing is said."""
         if not self.any:
             return {}
-        own = self._of.get(group)
-        share = own
-        if own is None or (self._bad(own) and group not in living):  # ranks that live hold theirs
-            free = self._free([*living, group])
-            share = free if own is None or (free is not None and not self._bad(free)) else own
+        own, share = self._of.get(group), self._choose(group, living)
         if share is None:
             return None
         if share != own:
@@ -83,13 +84,27 @@ class Shares:
             self._of[group] = share
         return self._gpus.env(tuple(self._shares[share]))
 
+    def has_place(self, group: int, living: Collection[int]) -> bool:
+        """Whether ``env`` would find one."""
+        return not self.any or self._choose(group, living) is not None
+
+    def _choose(self, group: int, living: Collection[int]) -> int | None:
+        own = self._of.get(group)
+        if own is not None and (group in living or not self._bad(own)):  # ranks that live hold theirs
+            return own
+        free = self._free([*living, group])
+        if own is None or self._shut(own) or (free is not None and not self._bad(free)):
+            return free
+        return own
+
     def lend(self, standby: int) -> dict[str, str] | None:
         """The variables for a standby; None if there is no GPU for it."""
         if not self.any:
             return {}
-        if not self._spare:
+        spare = [id for id in self._spare if id not in self.closed]
+        if not spare:
             return None
-        self._lent[standby] = best = min(self._spare, key=lambda id: id in self.avoided)  # the first of the best
+        self._lent[standby] = best = min(spare, key=lambda id: id in self.avoided)  # the first of the best
         self._spare.remove(best)
         return self._gpus.env((self._lent[standby],))
 
@@ -98,6 +113,10 @@ class Shares:
         share, which is to be lent from now on. The group's variables."""
         if not self.any:
             return {}
+        if group not in self._of:  # one of a single process, which has come from another node
+            self._of[group] = len(self._shares)
+            self._shares.append([self._lent.pop(standby)])
+            return self._gpus.env(tuple(self._shares[-1]))
         share = self._shares[self._of[group]]
         # Last: whatever was wrong with it, others are tried before.
         self._spare.append(share[position])
@@ -108,6 +127,10 @@ class Shares:
         """The standby is gone."""
         if (id := self._lent.pop(standby, None)) is not None:
             self._spare.append(id)
+
+    def lent(self) -> dict[int, str]:
+        """The GPUs that standbys have."""
+        return dict(self._lent)
 
     def of(self, group: int) -> tuple[str, ...]:
         """The GPUs that the group has or had last."""
@@ -120,10 +143,14 @@ class Shares:
         return free is not None and not self._bad(free)
 
     def _bad(self, share: int) -> bool:
-        return not self.avoided.isdisjoint(self._shares[share])
+        return not (self.avoided | self.closed).isdisjoint(self._shares[share])
+
+    def _shut(self, share: int) -> bool:
+        return not self.closed.isdisjoint(self._shares[share])
 
     def _free(self, living: Collection[int]) -> int | None:
         """The first that nobody ever had, else one of a group that is not alive; rather one whose GPUs are well."""
         untouched = [share for share in range(len(self._shares)) if share not in self._of.values()]
         left = [share for group, share in sorted(self._of.items()) if group not in living]
-        return min([*untouched, *left], key=self._bad, default=None)  # the first of the best
+        # The first of the best.
+        return min((s for s in [*untouched, *left] if not self._shut(s)), key=self._bad, default=None)

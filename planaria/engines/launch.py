@@ -39,6 +39,7 @@ class Launch:
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
     replay: Path | None = None  # the membership record of a low-communication run; absolute
+    buddy: int | None = None  # steps between copies of a rank's state in another rank's memory
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -112,6 +113,7 @@ class Launch:
             "PLANARIA_CHECKPOINT_EVERY": self.checkpoint_every,
             "PLANARIA_CHECKPOINT_KEEP": self.checkpoint_keep,
             "PLANARIA_REPLAY": self.replay,
+            "PLANARIA_BUDDY": self.buddy,
         }
         return env | {name: str(value) for name, value in optional.items() if value is not None}
 

@@ -181,6 +181,18 @@ class LocalEngine:
     def avoid(self, gpus: Collection[str]) -> None:
         self._shares.avoided = frozenset(gpus)
 
+    def devices(self) -> tuple[str, ...]:
+        return self._shares.ids
+
+    def close_devices(self, gpus: Collection[str]) -> None:
+        self._shares.closed = frozenset(gpus)
+        for standby, gpu in self._shares.lent().items():
+            if gpu in gpus:
+                self.delete(STANDBYS, standby)
+
+    def has_place(self, group: int) -> bool:
+        return self._shares.has_place(group, {member.group for member in self._shared})
+
     def elsewhere(self, group: int) -> bool:
         return self._shares.better(group, {member.group for member in self._shared})
 

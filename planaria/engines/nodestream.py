@@ -1,7 +1,8 @@
 """The connection between the node that speaks for a group and another node that runs some of its ranks.
 
 Four bytes of length (big-endian), then a JSON object. Both ends beat once a second, so that each notices when the other
-is out of reach, with the limits that hold between an agent and the lighthouse. Nobody is authenticated.
+is out of reach, with the limits that hold between an agent and the lighthouse. With credentials both ends show that
+they are agents of the site, by TLS; without, node 0 listens on loopback alone.
 """
 
 from __future__ import annotations
@@ -9,19 +10,50 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from planaria.core.liveness import HEARTBEAT_SECONDS, HeartbeatWatch, WatchedClock
 from planaria.errors import ProtocolError
 from planaria.wire.checks import MAX_MESSAGE_BYTES
+from planaria.wire.credentials import Credentials, demand_for
+from planaria.wire.roles import AGENT_NAME, Role, roles_of
 
 HEADER_BYTES = 4
 # Loopback: other machines must be let in by will.
 DEFAULT_ADDRESS = "127.0.0.1:29520"
 Word = dict[str, Any]
 _BEAT: Word = {"beat": 1}
+
+
+async def listen(
+    host: str, port: int, connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> asyncio.Server:
+    """Have ``connected`` called for every agent that connects. UsageError if strangers could; OSError if it cannot."""
+    credentials = Credentials.given((Role.AGENT,))
+    demand_for(host, "node 0 of groups over several nodes", credentials)
+
+    async def only_agents(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if credentials is not None and not _is_agent(writer):
+            writer.transport.abort()
+            return
+        await connected(reader, writer)
+
+    return await asyncio.start_server(only_agents, host, port, ssl=credentials and credentials.context())
+
+
+async def connect(host: str, port: int) -> NodeStream:
+    """To node 0. OSError if that is not there, or is no agent of this site."""
+    if (credentials := Credentials.given((Role.AGENT,))) is None:
+        return NodeStream(*await asyncio.open_connection(host, port))
+    context = credentials.context(serves=False)
+    return NodeStream(*await asyncio.open_connection(host, port, ssl=context, server_hostname=AGENT_NAME))
+
+
+def _is_agent(writer: asyncio.StreamWriter) -> bool:
+    names = (writer.get_extra_info("peercert") or {}).get("subjectAltName", ())
+    return Role.AGENT in roles_of(value.encode() for kind, value in names if kind == "URI")
 
 
 class NodeStream:

@@ -21,7 +21,7 @@ from planaria.core.messages import Member, Order, Phase
 from planaria.engines.base import Broken, Change, Dying, Ended, Felt, Instance, Progress, Remains, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
-from planaria.engines.nodestream import NodeStream, Word
+from planaria.engines.nodestream import NodeStream, Word, listen
 from planaria.errors import ProtocolError, UsageError
 from planaria.wire.channel import split_address
 from planaria.wire.codec import PROTOCOL, encode_order
@@ -36,6 +36,7 @@ class Terms:
     groups: int
     first_group: int
     local_groups: int
+    buddy: int = 0  # steps between copies in another rank's memory
     protocol: int = PROTOCOL
 
 
@@ -74,7 +75,7 @@ class SpreadEngine:
         """UsageError if it cannot."""
         host, port = split_address(address, "--group-addr")
         try:
-            self._server = await asyncio.start_server(self._connected, host, port)
+            self._server = await listen(host, port, self._connected)
         except OSError as error:
             raise UsageError(f"--group-addr {address}: cannot listen there ({error.strerror or error})") from None
 
@@ -132,6 +133,15 @@ class SpreadEngine:
 
     def avoid(self, gpus: Collection[str]) -> None:
         self._local.avoid(gpus)
+
+    def devices(self) -> tuple[str, ...]:
+        return self._local.devices()
+
+    def close_devices(self, gpus: Collection[str]) -> None:
+        self._local.close_devices(gpus)
+
+    def has_place(self, group: int) -> bool:
+        return self._local.has_place(group)
 
     def elsewhere(self, group: int) -> bool:
         return False  # it would need other GPUs on every node, or to know which of them are free there
@@ -288,14 +298,14 @@ def _meant(node: _Node, member: Member, rank: int) -> Member:
 
 def sample_from(row: Iterable[int]) -> ProgressSample:
     """The inverse of ``sample_row``. ValueError or TypeError if it is none."""
-    phase, beat, control_beat, stopped, collectives, guarded = row
+    phase, beat, control_beat, stopped, collectives, guarded, copies = row
     sample = ProgressSample(Phase(phase), int(beat), int(control_beat), bool(stopped))
-    return replace(sample, collectives=int(collectives), guarded=bool(guarded))
+    return replace(sample, collectives=int(collectives), guarded=bool(guarded), copies=bool(copies))
 
 
 def sample_row(sample: ProgressSample) -> list[int]:
     row = [sample.phase.value, sample.beat, sample.control_beat, int(sample.stopped)]
-    return [*row, sample.collectives, int(sample.guarded)]
+    return [*row, sample.collectives, int(sample.guarded), int(sample.copies)]
 
 
 def _nodes(numbers: Sequence[int]) -> str:

@@ -29,7 +29,7 @@ BLOCK = ROW  # numbers with one scale
 CHUNK = 1 << 17  # numbers that are coded at a time on a CPU: the memory for it, some 2 MB, stays in a core's cache
 DEVICE_CHUNK = 1 << 22  # on a device: a kernel takes longer than its launch, and the memory for it is some 70 MB
 
-_ALIGNMENT = 16  # bytes: where codes of another stretch may begin
+_ALIGNMENT = 16  # bytes: for the widest loads
 _SMALLEST = 2.0**-126  # the smallest scale: the smallest number that divides without loss
 
 # The code's type and its largest number.
@@ -54,8 +54,12 @@ def mean_key(noise: int, bucket: int) -> int:
 
 def coded_bytes(numel: int) -> int:
     """Length of the codes of so many neighbours, of which the first begins a block."""
-    raw = -(-numel // BLOCK) * ITEM_BYTES + numel
-    return -(-raw // _ALIGNMENT) * _ALIGNMENT
+    return _codes_from(numel) + -(-numel // _ALIGNMENT) * _ALIGNMENT
+
+
+def _codes_from(numel: int) -> int:
+    """Where the codes begin, after the scales."""
+    return -(-numel // (BLOCK * _ALIGNMENT // ITEM_BYTES)) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +72,15 @@ class Coded:
     @staticmethod
     def within(wire: Tensor, numel: int, codec: str) -> Coded:
         """In the first ``coded_bytes(numel)`` bytes of ``wire`` (uint8, aligned)."""
-        start = -(-numel // BLOCK) * ITEM_BYTES
-        return Coded(wire[:start].view(torch.float32), wire[start : start + numel].view(CODECS[codec][0]))
+        scales, start = -(-numel // BLOCK) * ITEM_BYTES, _codes_from(numel)
+        return Coded(wire[:scales].view(torch.float32), wire[start : start + numel].view(CODECS[codec][0]))
 
     def __len__(self) -> int:
         return self.codes.numel()
 
     def part(self, start: int, stop: int) -> Coded:
-        """Of some of the numbers; ``start`` begins a block."""
-        return Coded(self.scales[start // BLOCK : -(-stop // BLOCK)], self.codes[start:stop])
+        """Of some of the numbers; ``start`` begins a block, unless there are none."""
+        return Coded(self.scales[-(-start // BLOCK) : -(-stop // BLOCK)], self.codes[start:stop])
 
 
 class Coder:

@@ -51,7 +51,7 @@ class HealedState:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class Range:
     """The byte range in which tensors of one kind lie, and its division into stripes and blocks."""
 
     sizes: tuple[int, ...]  # bytes of each tensor
@@ -81,8 +81,8 @@ class _Contents:
     on_device: tuple[bool, ...]
     manifest: bytes
 
-    def span(self, on_device: bool) -> _Range:
-        return _Range(tuple(size for size, kind in zip(self.sizes, self.on_device, strict=True) if kind == on_device))
+    def span(self, on_device: bool) -> Range:
+        return Range(tuple(size for size, kind in zip(self.sizes, self.on_device, strict=True) if kind == on_device))
 
     def pack(self) -> bytes:
         count = len(self.sizes)
@@ -191,7 +191,7 @@ def _flat_bytes(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _copy_stripe(
-    flat: Sequence[Tensor], span: _Range, start: int, stripe: Tensor, reached: Callable[[int], None] = lambda _: None
+    flat: Sequence[Tensor], span: Range, start: int, stripe: Tensor, reached: Callable[[int], None] = lambda _: None
 ) -> None:
     """Fill ``stripe``, which begins at byte ``start`` of the range. ``reached`` is told how many of its bytes are."""
     stop = start + stripe.numel()
@@ -265,7 +265,7 @@ def _receive(communicator: Communicator, sources: Sequence[int], user: torch.cud
     return HealedState(contents.manifest, [stagings[kind][slice(*next(places[kind]))] for kind in contents.on_device])
 
 
-def _receive_host(communicator: Communicator, sources: Sequence[int], span: _Range) -> Tensor:
+def _receive_host(communicator: Communicator, sources: Sequence[int], span: Range) -> Tensor:
     what = "receiving a state"
     staging = torch.empty(span.total, dtype=torch.uint8, device="cpu")
     arrivals: list[_Arrival] = []

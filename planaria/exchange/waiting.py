@@ -8,6 +8,7 @@ rings. So no wait polls, and none can outlast the news that makes it pointless.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -51,6 +52,18 @@ class Bell:
             with self._condition:
                 while self._rings == seen:
                     self._condition.wait()
+
+    def wait_for(self, until: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``until()`` is true, but not longer than this. Whether it is."""
+        over = time.monotonic() + seconds
+        while True:
+            with self._condition:
+                seen = self._rings
+            if until() or time.monotonic() >= over:
+                return until()
+            with self._condition:
+                while self._rings == seen and (left := over - time.monotonic()) > 0:
+                    self._condition.wait(left)
 
 
 class Pending(Generic[T]):

@@ -14,19 +14,34 @@ from planaria.lighthouse.jobs import Job, Jobs
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
 from planaria.wire.control_pb2_grpc import LighthouseServicer
+from planaria.wire.roles import CHANGE, READ, Role, roles_of
 from planaria.wire.status import encode_event, encode_status
 
 
 class Operators(LighthouseServicer):
     """The half of the service that people use. A call that names no job means the only one."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, knows_callers: bool) -> None:
         self.jobs = jobs
+        self._knows_callers = knows_callers  # by their certificates; else whoever gets here is let in
+
+    async def require(self, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]) -> None:
+        """Returns only if the caller has a role that may do this."""
+        if not self._knows_callers:
+            return
+        about = context.auth_context()
+        found = roles_of([*about.get("x509_subject_alternative_name", ()), *about.get("peer_uri", ())])
+        if not found & allowed:
+            theirs = " and ".join(sorted(role.value for role in found)) or "none that is known"
+            wanted = " or ".join(sorted(role.value for role in allowed))
+            text = f"this takes the role {wanted}; the caller's certificate says {theirs}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]
     ) -> pb.StatusReply:
         """One job, or all of them if none is named."""
+        await self.require(context, READ)
         try:
             jobs = [self.jobs.find(request.job)] if request.job else self.jobs.all()
             return pb.StatusReply(jobs=[encode_status(job.status()) for job in jobs])
@@ -65,11 +80,32 @@ class Operators(LighthouseServicer):
         self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
+            if request.to:
+                node, group = checks.name(request.to, "a node"), request.group
+                text = f"group {group} moves to node {node} when it is ready there"
+                return lambda now: job.machine.move(group, node, now), text
             group, rank = request.group, checks.rank(request.rank)
             share = request.share if request.HasField("share") else None
+            machine, reason = job.machine, checks.clip(request.reason)
+            text = f"rank {rank} of group {group} moves when another process is ready to take its place"
+            if request.drains:
+                return lambda now: machine.drain_rank(group, rank, now), text + ", and nobody comes to its GPU after it"
+            return lambda now: machine.migrate(group, rank, now, reason, share), text
+
+        return await self._operate(request.job, verb, context)
+
+    async def DrainNode(
+        self, request: pb.NodeRequest, context: grpc.aio.ServicerContext[pb.NodeRequest, pb.Done]
+    ) -> pb.Done:
+        def verb(job: Job) -> tuple[Verb, str]:
+            node, device = checks.name(request.node, "a node"), checks.name(request.device, "a GPU", empty=True)
+            what = f"GPU {device} of node {node}" if device else f"node {node}"
+            if request.undrain:
+                return lambda now: job.machine.undrain_node(node, device, now), f"{what} is used again"
             return (
-                lambda now: job.machine.migrate(group, rank, now, checks.clip(request.reason), share),
-                f"rank {rank} of group {group} moves when another process is ready to take its place",
+                lambda now: job.machine.drain_node(node, device, now),
+                f"what is on {what} leaves after one of the next commits, and nothing is started there until planaria "
+                "undrain",
             )
 
         return await self._operate(request.job, verb, context)
@@ -98,6 +134,7 @@ class Operators(LighthouseServicer):
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[pb.WatchRequest, pb.Event]
     ) -> None:
         """The events that are kept, then every new one, until the watcher leaves."""
+        await self.require(context, READ)
         try:
             job = self.jobs.find(request.job)
         except PlanariaError as error:
@@ -116,6 +153,7 @@ class Operators(LighthouseServicer):
         choose: Callable[[Job], tuple[Verb, str]],
         context: grpc.aio.ServicerContext[Any, pb.Done],
     ) -> pb.Done:
+        await self.require(context, CHANGE)
         try:
             job = self.jobs.find(name)
             verb, text = choose(job)

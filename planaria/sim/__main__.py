@@ -83,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shards", type=int, default=8, help="at most so many shards")
     parser.add_argument("--steps", type=int, default=14, help="at most so many steps")
     parser.add_argument("--checkpoints", action="store_true", help="every job writes checkpoints and is lost")
+    parser.add_argument("--copies", action="store_true", help="every job keeps copies in memory, and loses ranks")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     parser.add_argument("--scenario", type=Path, help="run this file instead of seeds")
     parser.add_argument("--save", type=Path, help="write failing runs here, as scenario files")
@@ -99,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         shards=max(options.shards, options.groups),
         steps=options.steps,
         save_every=int(options.checkpoints),
+        copy_every=int(options.copies),
     )
     return sweep(options, base)
 

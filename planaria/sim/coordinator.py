@@ -81,7 +81,7 @@ class Coordinator:
             del self._streams[agent]
             self._do(self.core.agent_lost(agent, self.clock()))
 
-    def operate(self, verb: str, *values: int) -> None:
+    def operate(self, verb: str, *values: int | str) -> None:
         """An operator's command. One that cannot be carried out changes nothing."""
         try:
             effects = getattr(self.core, verb)(*values, self.clock())

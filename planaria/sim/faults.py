@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
 from planaria.sim.scenario import Fault
+from planaria.sim.trainer import RANK_LOST, Trainer
 
 if TYPE_CHECKING:
     from planaria.sim.world import World
@@ -23,6 +24,17 @@ def _kill(world: World, fault: Fault) -> None:
     if trainer is not None:
         trainer.exit = trainer.exit or "SIGKILL"
         trainer.process.die()
+
+
+def _lose_rank(world: World, fault: Fault) -> None:
+    trainer = world.newest(fault.target)
+    if trainer is not None:
+        _hurt(trainer)
+
+
+def _hurt(trainer: Trainer) -> None:
+    trainer.exit = trainer.exit or RANK_LOST
+    trainer.process.die()
 
 
 def _pause(world: World, fault: Fault) -> None:
@@ -130,6 +142,16 @@ def _kill_all(world: World, fault: Fault) -> None:
             trainer.process.die()
 
 
+def _hurt_all(world: World, fault: Fault) -> None:
+    """Every group loses a rank, within ``seconds``."""
+    for trainer in [t for t in world.trainers.values() if t.process.alive]:
+        if fault.seconds:
+            delay = world.kernel.between(0.0, fault.seconds)
+            trainer.process.after(delay, lambda trainer=trainer: _hurt(trainer))  # type: ignore[misc]
+        else:
+            _hurt(trainer)
+
+
 def _kill_all_agents(world: World, fault: Fault) -> None:
     """Every machine, with its groups."""
     for node in range(world.config.nodes):
@@ -148,7 +170,13 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
             trainer = world.newest(fault.target)
             if verb == "evict" and trainer is not None:
                 world.evicted.add(trainer.member)
-            values = (fault.target, {"kill": 9, "migrate": 0}[verb]) if verb in ("kill", "migrate") else (fault.target,)
+            values: tuple[int | str, ...] = (fault.target,)
+            if verb in ("kill", "migrate"):
+                values = (fault.target, {"kill": 9, "migrate": 0}[verb])
+            elif verb == "move":
+                values = (fault.target, f"node {fault.other % world.config.nodes}")
+            elif verb in ("drain_node", "undrain_node"):
+                values = (f"node {fault.target}", "")
             world.emit("wish", fault.target, "operator: {} {}", verb, values)
             coordinator.process.post(lambda: coordinator.operate(verb, *values))
 
@@ -157,6 +185,8 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
 
 APPLY: dict[str, Callable[[World, Fault], None]] = {
     "kill": _kill,
+    "lose rank": _lose_rank,
+    "hurt all": _hurt_all,
     "pause": _pause,
     "alarm": _alarm,
     "slow": _slow,
@@ -176,7 +206,10 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "kill everything": _kill_everything,
     "drain": _operator("drain"),
     "migrate": _operator("migrate"),
+    "move": _operator("move"),
     "scale": _operator("scale"),
     "evict": _operator("evict"),
     "operator kill": _operator("kill"),
+    "drain node": _operator("drain_node"),
+    "undrain node": _operator("undrain_node"),
 }

@@ -42,7 +42,10 @@ class Scenario:
     steps: int = 10
     shard_seconds: float = 0.06
     policy: Policy = Policy.REDISTRIBUTE
+    standbys: int = 0  # of every node
+    spare_wait: float = 0.0  # with the policy spare
     save_every: int = 0  # steps between two durable checkpoints; 0: none are written
+    copy_every: int = 0  # steps between two copies in memory; 0: none are made
     shared: bool = True  # one directory for them, or one for each node
     faults: tuple[Fault, ...] = field(default=())
     expect: str = ""
@@ -96,9 +99,11 @@ CONTROL_FAULTS = (
 )
 NODE_FAULTS = ("kill agent",)
 LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
-WISHES = ("drain", "migrate", "migrate", "scale", "operator kill", "evict")
+WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "move", "scale", "operator kill", "evict")
+# A group that loses one of its ranks keeps its memory.
+RANK_LOSSES = ("lose rank", "lose rank", "lose rank", "hurt all", "hurt all", "kill", "kill all", "kill everything")
 # What must not cost a step.
-PLANNED = ("drain", "migrate", "scale", "slow")
+PLANNED = ("drain", "drain node", "undrain node", "migrate", "move", "scale", "slow")
 MENUS = (
     MEMBER_FAULTS,
     MEMBER_FAULTS + CONTROL_FAULTS,
@@ -125,15 +130,27 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
         steps=rng.randint(2, base.steps),
         policy=Policy.SHRINK if rng.random() < 0.15 else base.policy,
     )
+    shape = _with_standbys(shape) if shape.policy is Policy.REDISTRIBUTE else shape
     menu = menu or rng.choice(MENUS)
     faults: list[Fault] = []
     at = rng.choice((rng.uniform(0.0, 1.5), rng.uniform(1.0, 2.5)))  # jobs start at about 1.5 s
     for _ in range(rng.choice((1, 2, 3, 4, 6, 8, 10))):
         at += rng.uniform(0.0, 0.3) if rng.random() < 0.6 else rng.uniform(0.3, 3.0)
         faults.append(_random_fault(rng, rng.choice(menu), at, shape))
+    if base.copy_every:
+        return _with_copies(replace(shape, faults=tuple(faults)), base)
     if base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):
         return _with_checkpoints(replace(shape, faults=tuple(faults)))
     return replace(shape, faults=tuple(faults))
+
+
+def _with_standbys(shape: Scenario) -> Scenario:
+    """Some jobs wait for standbys, from hardly at all to longer than any of them takes."""
+    rng = random.Random(shape.seed * 2654435761 + 3)
+    if rng.random() < 0.7:
+        return shape
+    wait = rng.choice((0.05, rng.uniform(0.2, 2.0), 5.0))
+    return replace(shape, policy=Policy.SPARE, standbys=rng.choice((0, 1, 1, 2)), spare_wait=round(wait, 3))
 
 
 def _with_checkpoints(shape: Scenario) -> Scenario:
@@ -157,6 +174,28 @@ def _with_checkpoints(shape: Scenario) -> Scenario:
     return replace(shape, save_every=rng.randint(1, max(1, shape.steps // 2)), faults=tuple(faults))
 
 
+def _with_copies(shape: Scenario, base: Scenario) -> Scenario:
+    """The job keeps copies in memory, and perhaps checkpoints; groups lose ranks, again and again, and some more."""
+    if base.save_every and random.Random(~shape.seed).random() < 0.5:
+        shape = _with_checkpoints(shape)
+    rng = random.Random(shape.seed * 2654435761 + 3)
+    faults = list(shape.faults)
+    at = 1.5
+    for _ in range(rng.choice((1, 2, 2, 3, 4))):
+        at += rng.uniform(0.0, 1.5)
+        fault = _random_fault(rng, rng.choice(RANK_LOSSES), at, shape)
+        if fault.on:
+            fault = replace(fault, on=rng.choice((*SAVING, "copied", "copied")), whose=-1, nth=rng.randint(1, 6))
+        if fault.kind in ("hurt all", "kill all", "kill everything"):
+            fault = replace(fault, seconds=round(rng.choice((0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 0.6))), 4))
+        faults.append(fault)
+    if any(fault.kind in ("kill all agents", "kill everything") for fault in faults):
+        faults = [fault for fault in faults if fault.kind != "scale"]
+    rng.shuffle(faults)
+    saves = shape.save_every if shape.save_every != base.save_every or not base.save_every else 0
+    return replace(shape, save_every=saves, copy_every=rng.randint(1, 3), faults=tuple(faults))
+
+
 def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> Fault:
     seconds = rng.choice((rng.uniform(0.01, 0.5), rng.uniform(0.5, 3.0), rng.uniform(3.0, 9.0)))
     target, other = rng.randrange(shape.groups), rng.randrange(shape.groups)
@@ -164,7 +203,7 @@ def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> 
         other = rng.randrange(6)
     elif kind == "scale":
         target = rng.randint(1, min(shape.shards, shape.groups + 2))
-    elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent"):
+    elif kind in ("cut agent", "snap agent", "echo", "pause agent", "kill agent", "drain node", "undrain node"):
         target = rng.randrange(shape.nodes)
     if rng.random() < 0.4:
         return Fault(kind, round(at, 3), target, other, round(seconds, 3))

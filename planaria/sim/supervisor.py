@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
+    Close,
     Desired,
     Died,
     Drain,
     Finished,
     Heartbeat,
     Hello,
+    Host,
     JobSpec,
     Kill,
     Leaving,
@@ -21,9 +23,12 @@ from planaria.core.messages import (
     Migrate,
     Order,
     Phase,
+    Policy,
+    Prepared,
     Publish,
     Pulse,
     Quorum,
+    QuorumId,
     Ready,
     Refuse,
     Report,
@@ -36,8 +41,9 @@ from planaria.core.messages import (
 from planaria.core.told import Told
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
+from planaria.sim.memory import Memory
 from planaria.sim.network import End, Stream
-from planaria.sim.trainer import Trainer
+from planaria.sim.trainer import RANK_LOST, Trainer
 
 if TYPE_CHECKING:
     from planaria.sim.world import World
@@ -46,6 +52,9 @@ HEARTBEAT = 1.0  # seconds
 SOCKET_TIME = 0.0002  # always the same, which keeps the order
 NOTICE_TIME = (0.0005, 0.02)  # from the end of a process to its agent knowing
 RESTART_TIME = (0.1, 0.6)
+SWAP_TIME = (0.0, 0.02)  # in which a standby becomes a rank; then its script begins
+PREPARE_TIME = (0.3, 2.0)  # of a standby
+REFILL_TIME = (0.01, 0.3)  # until one rank is there, and the others have met it
 RECONNECT_TIME = (0.02, 0.3)
 SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
 FINISH_GRACE = 10.0  # PlanSpec.finish_grace
@@ -68,6 +77,10 @@ class Ward:
         self.run = NO_QUORUM  # see Supervisor.run, when it was started
         self.wanted = True  # to be started again when it ends
         self.moving = False  # it leaves in order, and is started again
+        self.moved = False  # its group goes on at another node
+        self.held: Ready | None = None  # it has said so, and must not join yet
+        self.holds = False
+        self.memory: Memory | None = None  # its ranks', but for one that is new
 
     @property
     def gone(self) -> bool:
@@ -88,6 +101,8 @@ class Supervisor:
         self.wanted = world.config.groups  # groups of the whole job
         self.stopped = ""
         self.complete = False
+        self.standbys = world.config.standbys  # that are warm
+        self.closed = False  # an operator has drained this node
         self.quorum: Quorum | None = None  # the newest heard of
         self.run = NO_QUORUM  # the newest Resume.run
         self._stream: tuple[Stream, End] | None = None
@@ -115,7 +130,9 @@ class Supervisor:
         self._stream, self._server = (stream, mine), coordinator.process
         self._heard_at = self.kernel.now
         config = self.world.config
-        self._send(Hello(self.node, self.node, JobSpec("job", config.groups, 1, config.policy)))
+        closed = ("",) if self.closed else ()
+        spec = JobSpec("job", config.groups, 1, config.policy, spare_wait=config.spare_wait)
+        self._send(Hello(self.node, self.node, spec, closed=closed))
         for report in self.told.again():
             self._send(report)
         self._send(Synced())
@@ -155,8 +172,9 @@ class Supervisor:
             stream.close(end)
             self._stream = None
             self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
-        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in self.wards.values() if w.runs]
-        self._send(Heartbeat(tuple(pulses)))
+        told = [w for w in self.wards.values() if w.runs and not w.holds]
+        pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in told]
+        self._send(Heartbeat(tuple(pulses), self.standbys))
         if not self.stopped:
             self.process.after(HEARTBEAT, self._beat)
 
@@ -178,9 +196,17 @@ class Supervisor:
                 if (ward := self._ward(member)) is not None:
                     ward.wanted = False
                     self._end(ward, f"refused: {reason}")
-            case Drain(member):
-                if (ward := self._ward(member)) is not None:
-                    ward.wanted = False
+            case Drain(member, moved):
+                ward = self.wards.get(member.group) if moved else self._ward(member)
+                if ward is not None and (moved or not self.closed):
+                    ward.wanted, ward.moved = False, moved
+                    starts = ward.trainer is not None and ward.trainer.phase in (Phase.STARTING, Phase.PARKED)
+                    if moved and starts:
+                        self._end(ward, "it was drained")
+            case Host():
+                self._host(order)
+            case Close(_, opens):
+                self._close(opens)
             case Kill(group, _):
                 if group in self.wards:
                     self._end(self.wards[group], "killed by an operator")
@@ -208,8 +234,39 @@ class Supervisor:
             ward.moving = True
             self._pass_on(ward, Leaving(ward.member))
 
+    def _host(self, order: Host) -> None:
+        """A group comes here from another node: it is started, and joins when the older life has left."""
+        group, ward = order.member.group, self._ward(order.member)
+        if order.off:
+            if ward is not None and ward.holds:
+                ward.wanted = False
+                self._end(ward, "it is not needed")
+        elif order.joins:
+            if ward is not None and ward.held is not None:
+                self.world.homes[group] = self.node
+                ready, ward.holds, ward.held = ward.held, False, None
+                self._pass_on(ward, ready)
+        elif ward is None:
+            known = self.wards.get(group)
+            if self.closed or self.stopped or self.complete or (known is not None and known.runs):
+                self._send(Prepared(order.member, "there is no place for it"))
+                return
+            self.world.takes(order.member)
+            ward = self.wards[group] = Ward(order.member)
+            ward.holds = True
+            self.process.after(self.kernel.between(*RESTART_TIME), lambda: self._spawn(ward))
+
+    def _close(self, opens: bool) -> None:
+        self.closed = not opens
+        for group, ward in list(self.wards.items()):
+            if self.closed and ward.runs and not ward.ready:
+                ward.runs = ward.trainer is not None
+                self._end(ward, "its node is drained")
+            elif opens and ward.wanted and not ward.runs and not (self.complete or self.stopped):
+                self._start(group)
+
     def _desired(self, groups: int) -> None:
-        if groups > self.wanted:
+        if groups > self.wanted and not self.closed:
             for group in range(groups):
                 ward = self.wards.get(group)
                 ended = ward is None or not (ward.wanted or ward.runs or ward.finished)
@@ -231,8 +288,15 @@ class Supervisor:
         if order.run >= self.run:
             self.run, self.quorum = order.run, None
         for ward in self.wards.values():
-            if ward.runs and (ward.run < self.run or not ward.founder):
+            late = ward.runs and (ward.run < self.run or not ward.founder)
+            if late and ward.memory is not None and ward.memory.whole is not None:
+                if ward.trainer is not None:  # else it will ask again, and be told again
+                    self._look(ward.trainer, order.run)
+            elif late:
                 self._end(ward, "it makes way for one that looks for a checkpoint")
+
+    def _look(self, trainer: Trainer, run: QuorumId) -> None:
+        trainer.process.after(SOCKET_TIME, lambda: trainer.look_for_copies(run))
 
     def _others_hold_the_state(self, but: int = -1) -> bool:
         members = self.quorum.members if self.quorum is not None else ()
@@ -254,20 +318,41 @@ class Supervisor:
         ended = self.complete or bool(self.stopped)
         return self.process.alive and all(w.gone or (ended and w.trainer is None) for w in self.wards.values())
 
+    @property
+    def deserted(self) -> bool:
+        """No group runs here, or is to: it ends by itself, whether it hears that the job is over or not."""
+        return not any(ward.wanted or ward.runs for ward in self.wards.values())
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether a group here has, or will have, a copy to go back to."""
+        here = [ward for ward in self.wards.values() if self.process.alive and ward.wanted and not ward.finished]
+        joins = [w for w in here if w.trainer is None or (w.trainer.joins and w.trainer.process.alive)]
+        return any(ward.memory is not None and ward.memory.whole is not None for ward in joins)
+
     # --- groups ----------------------------------------------------------------------------------------------
 
-    def _start(self, group: int) -> None:
+    def _start(self, group: int, memory: Memory | None = None) -> None:
+        """``memory``: of the ranks that are left, under which one is new."""
         ward = self.wards[group] = Ward(self.world.next_incarnation(group))
-        self.process.after(self.kernel.between(*RESTART_TIME), lambda: self._spawn(ward))
+        ward.memory = memory
+        needs = RESTART_TIME if memory is None else REFILL_TIME
+        self.process.after(self.kernel.between(*needs), lambda: self._spawn(ward))
 
     def _spawn(self, ward: Ward) -> None:
-        if self.stopped or self.complete or self.wards.get(ward.member.group) is not ward:
+        over = self.stopped or self.complete or self.closed or not ward.wanted
+        if over or self.wards.get(ward.member.group) is not ward:
+            ward.runs = False
+            if ward.holds:
+                self._tell_prepared(Prepared(ward.member, "there is no place for it any more"))
             return
         member = ward.member
-        ward.founder, ward.run = not self._others_hold_the_state(), self.run
+        ward.founder, ward.run = ward.memory is None and not self._others_hold_the_state(), self.run
         speed = self.world.speed_of(member.group)
-        trainer = Trainer(self.world, member, self.node, lambda r: self._said(ward, r), speed, ward.founder)
-        ward.trainer = trainer
+        trainer = Trainer(
+            self.world, member, self.node, lambda r: self._said(ward, r), speed, ward.founder, ward.memory
+        )
+        ward.trainer, ward.memory = trainer, trainer.memory
         self.world.trainers[member] = trainer
         self.world.emit("start", member.group, "incarnation {} starts", member.incarnation)
         trainer.process.on_death.append(
@@ -280,7 +365,15 @@ class Supervisor:
 
     def _pass_on(self, ward: Ward, report: Report) -> None:
         if isinstance(report, Ready):
-            report = replace(report, looked=ward.run)
+            report = replace(report, looked=max(ward.run, report.looked))
+        if ward.holds:
+            if isinstance(report, Ready):
+                ward.ready, ward.held = True, report
+                self._tell_prepared(Prepared(ward.member))
+            elif isinstance(report, Died):
+                ward.runs = ward.wanted = False
+                self._tell_prepared(Prepared(ward.member, report.cause))
+            return
         self.world.emit("report", ward.member.group, "{}", report)
         self.told.record(report)
         match report:
@@ -296,6 +389,11 @@ class Supervisor:
                 ward.runs = False
         self._send(report)
 
+    def _tell_prepared(self, report: Prepared) -> None:
+        self.world.emit("report", report.member.group, "{}", report)
+        self.told.record(report)
+        self._send(report)
+
     def _end(self, ward: Ward, cause: str) -> None:
         if ward.trainer is not None and ward.trainer.process.alive:
             ward.trainer.exit = ward.trainer.exit or cause
@@ -304,14 +402,38 @@ class Supervisor:
     def _ended(self, ward: Ward) -> None:
         assert ward.trainer is not None
         cause = ward.trainer.exit or "SIGKILL"
-        if cause.startswith("leave") and not ward.moving:
+        if cause.startswith("leave") and not ward.moving and not self.closed:
             ward.wanted = False
-        self._pass_on(ward, Died(ward.member, cause))
+        lost = not cause.startswith("leave") and ward.adopted and ward.wanted and not ward.finished
+        spare = lost and self.standbys > 0 and not (self.complete or self.stopped or self.closed)
+        self._pass_on(ward, Died(ward.member, cause, spare, ward.moved))
+        if spare and self.world.config.policy is Policy.SPARE:
+            self._replace_by_standby(ward)
+            return
         if ward.finished:
             self._end_late(settled=False)
             self.process.after(FINISH_GRACE, lambda: self._end_late(settled=True))
-        if ward.wanted and not self.complete and not self.stopped:
+        if ward.wanted and not self.complete and not self.stopped and not self.closed:
+            kept = ward.memory if cause == RANK_LOST and ward.adopted else None
+            if kept is not None and kept.whole is None and not self._others_hold_the_state(ward.member.group):
+                kept = None  # there is nothing that the ranks which are left could go back to
+            self._start(ward.member.group, kept.inherited() if kept is not None else None)
+
+    def _replace_by_standby(self, ward: Ward) -> None:
+        """It may be found dead when it is needed, and it may die as it takes the place."""
+        self.standbys -= 1
+        self.process.after(self.kernel.between(*PREPARE_TIME), self._prepared)
+        if self.kernel.chance(0.1):
+            self._pass_on(ward, Died(ward.member, "no standby takes its place after all"))
             self._start(ward.member.group)
+            return
+        newer = self.wards[ward.member.group] = Ward(self.world.next_incarnation(ward.member.group))
+        self.process.after(self.kernel.between(*SWAP_TIME), lambda: self._spawn(newer))
+        if self.kernel.chance(0.1):
+            self.process.after(self.kernel.between(0.0, 1.5), lambda: self._end(newer, "a standby dies"))
+
+    def _prepared(self) -> None:
+        self.standbys += 1
 
     def _end_late(self, settled: bool) -> None:
         """A group here has finished. Whoever holds no state has nobody left to heal from; the others are given time."""

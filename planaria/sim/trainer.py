@@ -14,12 +14,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planaria.core import stepper as core
-from planaria.core.messages import ControlWord, Member, Phase, Pulse, Quorum, QuorumId, Ready, Report, Standing
+from planaria.core.messages import (
+    NO_QUORUM,
+    ControlWord,
+    Member,
+    Phase,
+    Pulse,
+    Quorum,
+    QuorumId,
+    Ready,
+    Report,
+    Standing,
+)
 from planaria.core.tree import Node, merge_plan
 from planaria.sim.disk import Saver
 from planaria.sim.fabric import Result
 from planaria.sim.invariants import add, apply, gradient, reduce
 from planaria.sim.kernel import Process
+from planaria.sim.memory import Memory
 
 if TYPE_CHECKING:
     from planaria.sim.world import World
@@ -29,6 +41,8 @@ EXCHANGE_TIME = (0.003, 0.03)
 HEAL_TIME = (0.05, 0.4)
 RESTORE_TIME = (0.001, 0.1)
 APPLY_TIME = (0.001, 0.02)
+LOOK_TIME = (0.001, 0.1)  # in memory
+RANK_LOST = "it lost a rank"  # how an incarnation ends whose other ranks live on
 WAKE_TIME = (0.0, 0.0005)  # from the end of an operation to the training thread holding the lock
 SLOW_WAKE_TIME = (0.0, 0.05)  # on a busy machine
 
@@ -69,10 +83,17 @@ class Contribution:
 
 class Trainer:
     """One incarnation of one group. ``tell`` sends a report to its agent. ``founder``: nobody is known to hold the
-    state, so that it looks for a checkpoint."""
+    state, so that it looks for a checkpoint. ``memory``: of the ranks that lived on, if one was replaced under them."""
 
     def __init__(
-        self, world: World, member: Member, node: str, tell: Callable[[Report], None], speed: float, founder: bool
+        self,
+        world: World,
+        member: Member,
+        node: str,
+        tell: Callable[[Report], None],
+        speed: float,
+        founder: bool,
+        memory: Memory | None = None,
     ) -> None:
         self.world = world
         self.kernel = world.kernel
@@ -91,6 +112,9 @@ class Trainer:
         config = world.config
         self.saver = Saver(self, world.disk_of(node), config.save_every) if config.save_every else None
         self.founder = founder
+        self.joins = memory is not None
+        self.memory = memory or (Memory(config.copy_every) if config.copy_every else None)
+        self._told = self._looked = NO_QUORUM  # runs for which it was told to look for copies, and has looked
         self.veteran = False  # it has held a state that counts
         self.origin = 0
         self.ready = Ready(member, self.address, (), str(self.weights), config.shards, config.steps)
@@ -98,7 +122,7 @@ class Trainer:
         self._ranks: dict[QuorumId, int] = {}  # own rank in the communicators asked for
         self._thread: Thread | None = None
         self._waits_for_news = False
-        self.process.after(self.kernel.between(0.2, 1.2), self._built)
+        self.process.after(0.0 if self.joins else self.kernel.between(0.2, 1.2), self._built)
 
     def _built(self) -> None:
         """Imports, model and data are there."""
@@ -110,14 +134,38 @@ class Trainer:
     def present(self, step: int) -> None:
         """Ask to take part, with the state of a checkpoint or, at step 0, that of the script."""
         saves = self.saver is not None
-        initial = str(self.weights) if self.founder or not saves else ""
+        initial = str(self.weights) if not self.joins and (self.founder or not saves) else ""
         self.origin = step
-        self.ready = replace(self.ready, initial=initial, step=step, saves=saves)
+        self.ready = replace(self.ready, initial=initial, step=step, saves=saves, keeps=self.memory is not None)
         config = self.world.config
         self.stepper = self.world.stepper(self.ready, config.policy, config.groups)
         self.tell(self.ready)
         self._thread = self.train()
         self._run(None)
+
+    def look_for_copies(self, run: QuorumId) -> None:
+        if self._thread is not None:
+            self._told = max(self._told, run)
+            self.notice()
+
+    def _go_back(self) -> Thread:
+        """Nobody has the state any more: the newest of what is in memory and on the disk."""
+        run = self._looked = self._told
+        for id in self._ranks:
+            self.world.fabric.drop(self, id)
+        yield Sleep(self.kernel.between(*LOOK_TIME))
+        assert self.memory is not None and self.memory.whole is not None
+        found, kept = self.memory.whole, self.memory.whole.under
+        self.origin, self.weights = found.step, found.weights
+        if self.saver is not None and self.saver.disk.newest > found.step:
+            self.origin = self.saver.newest = self.saver.disk.newest
+            self.weights, kept = self.saver.disk.weights[self.origin], NO_QUORUM
+        self.sums.clear()
+        initial = str(self.weights) if kept == NO_QUORUM else f"{self.origin} {kept}"
+        self.ready = replace(self.ready, initial=initial, step=self.origin, looked=run, kept=kept)
+        self.stepper = self.world.stepper(self.ready, self.world.config.policy, self.world.config.groups)
+        self.world.emit("goes back", self.member.group, "to step {}", self.origin)
+        self.tell(self.ready)
 
     def pulse(self) -> Pulse:
         """The progress page, as the agent reads it."""
@@ -167,8 +215,10 @@ class Trainer:
     # --- the training thread ---------------------------------------------------------------------------------
 
     def train(self) -> Thread:
-        stepper = self.stepper
         while True:
+            if self._told > self._looked:
+                yield from self._go_back()
+            stepper = self.stepper
             action = stepper.next()
             match action:
                 case core.Wait(parked):
@@ -258,6 +308,8 @@ class Trainer:
         self._do(stepper.applied())
         if self.saver is not None:
             self.saver.committed(stepper.step, stepper.first == self.member)
+        if self.memory is not None:
+            self.memory.committed(self)
         self.world.emit("commit", self.member.group, "step {} under {}", action.step, action.quorum)
 
     def _ended(self, id: QuorumId, result: Result | None) -> tuple[object, ...] | None:

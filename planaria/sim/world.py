@@ -63,7 +63,8 @@ class World:
             calm=all(f.kind in PLANNED for f in config.faults),
             steady=all(f.kind in CONTROL_FAULTS for f in config.faults),
             parting=config.policy is Policy.SHRINK
-            and (config.save_every > 0 or any(f.kind in PLANNED for f in config.faults)),
+            and (config.save_every > 0 or config.copy_every > 0 or any(f.kind in PLANNED for f in config.faults)),
+            copies=config.copy_every > 0,
         )
         self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
         self.store = Store()
@@ -74,6 +75,7 @@ class World:
         self.supervisors: dict[int, Supervisor] = {}
         self.speeds: dict[int, float] = {}
         self.evicted = self.checker.evicted
+        self.homes: dict[int, str] = {}  # nodes to which groups have moved
         self._disks: dict[str, Disk] = {}
         self.last_fault_at = 0.0
         self.left = 0  # step of the newest checkpoint when the last holder of the state died
@@ -109,7 +111,8 @@ class World:
         self.supervisors[node] = Supervisor(self, f"node {node}", groups)
 
     def node_number(self, group: int) -> int:
-        return group % self.config.nodes
+        home = self.homes.get(group)
+        return group % self.config.nodes if home is None else int(home.removeprefix("node "))
 
     def node_of(self, group: int) -> str:
         return f"node {self.node_number(group)}"
@@ -126,6 +129,10 @@ class World:
     def next_incarnation(self, group: int) -> Member:
         self._incarnations[group] = self._incarnations.get(group, -1) + 1
         return Member(group, self._incarnations[group])
+
+    def takes(self, member: Member) -> None:
+        """A node begins a life of a group from elsewhere."""
+        self._incarnations[member.group] = max(self._incarnations.get(member.group, -1), member.incarnation)
 
     def newest(self, group: int) -> Trainer | None:
         """The living incarnation of a group."""
@@ -191,7 +198,9 @@ class World:
 
     def _is_over(self) -> bool:
         """Every agent has come to its end, also those that had no part in the last step."""
-        over = self.checker.finishers or all(s.stopped for s in self.supervisors.values())
+        agents = self.supervisors.values()
+        stopped = any(s.stopped for s in agents) and all(s.stopped or s.deserted for s in agents)
+        over = self.checker.finishers or stopped
         return bool(over) and all(s.at_rest for s in self.supervisors.values())
 
     def run(self) -> Outcome:
@@ -268,6 +277,9 @@ class World:
             if self.checker.began < RESUMES or "it did not get from" not in reason:
                 self.checker.fail(f"the job could begin again from step {self._newest_checkpoint()}, but: {reason}")
             return
+        copies = [s.node for s in self.supervisors.values() if s.keeps_copies]
+        if copies and (self.checker.began < RESUMES or "it did not get from" not in reason):
+            self.checker.fail(f"there are copies in memory at {copies}, but: {reason}")
         if holders := ", ".join(t.describe() for t in self.veterans()):
             self.checker.fail(f"{holders}, but: {reason}")
         if not self.checker.exchanged and (fresh := [str(t.member) for t in self.founders()]):

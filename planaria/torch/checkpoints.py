@@ -141,10 +141,16 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Until the save under way, if there is one, is complete."""
+        """Until the save under way, if there is one, is complete. Also before connections are renewed that were cut, or
+        else it would go on with the new ones."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def newest(self) -> int:
+        """The step of the newest checkpoint in the directory, as rank 0 sees it; 0 for none."""
+        path = self._chosen()
+        return int(path.name.rpartition("-")[2]) if path is not None else 0
 
     def joined(self) -> None:
         """The group has a new rank, which knows of no save: all of them count from what all know."""

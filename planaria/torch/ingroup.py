@@ -51,6 +51,7 @@ class InGroup:
     def reset(self) -> None:
         """There are no process groups."""
         self._lines: list[Lines] = []  # of the present life, one for each process group
+        self.uncounted: list[Any] = []  # process groups whose collectives are not the training thread's
         self._device_groups: list[Any] = []  # NCCL's, made here: perhaps not in their place yet
         self._cut = False
         self._timeouts: dict[tuple[tuple[int, ...], int], timedelta] = {}
@@ -95,7 +96,8 @@ class InGroup:
         """How many this process has begun with its peers since they were connected; 0 if its backends do not count.
         Any thread."""
         with self._lock, suppress(RuntimeError):  # no backend is put in place meanwhile
-            groups = [(group, device) for group, _, _ in _groups() for device in group._device_types]
+            counted = [group for group, _, _ in _groups() if not any(group is each for each in self.uncounted)]
+            groups = [(group, device) for group in counted for device in group._device_types]
             return sum(int(group._get_backend(device)._get_sequence_number_for_group()) for group, device in groups)
         return 0
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from planaria.core.messages import Policy, Ready
+from planaria.core.messages import NO_QUORUM, Phase, Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
 from planaria.torch import exactness
 from planaria.torch import random as seeding
+from planaria.torch.buddies import Buddies, read_every
 from planaria.torch.checkpoints import Checkpoints, read_schedule
 from planaria.torch.clipping import clip_grad_norm_
 from planaria.torch.fingerprint import fingerprint, of_group
@@ -310,19 +313,33 @@ class Job:
                 beat,
             )
 
-        def introduce(address: str, joins: bool) -> Ready:
+        if (copying := read_every()) and self._world.size > 1:
+            registered = state.registered is not None
+            worker.buddies = Buddies(
+                copying, self.settings, self._world, state, self._page, session.gather,
+                lambda: session.during(Phase.LOADING) if registered else nullcontext(), session.lost,
+            )  # fmt: skip
+
+        def introduce(address: str, joins: bool, looks: bool) -> Ready:
             """All ranks of the group do this together."""
-            prints, start, initial = of_group(own, session.gather), 0, ""
+            prints, start, initial, kept = of_group(own, session.gather), 0, "", NO_QUORUM
             if worker.checkpoints is not None:
                 worker.checkpoints.prints = prints
                 if joins:
                     worker.checkpoints.joined()
                 if self.settings.founder and not joins:
                     start = worker.checkpoints.resume()
-            if not joins and (worker.checkpoints is None or self.settings.founder):
+            if looks:
+                start, kept = worker.go_back()
+            elif joins and worker.buddies is not None:
+                worker.buddies.meet()
+            if kept != NO_QUORUM:
+                initial = f"{start} {kept}"  # says as much as a digest
+            elif looks or (not joins and (worker.checkpoints is None or self.settings.founder)):
                 initial = combined([each.decode() for each in session.gather(state.digest().encode())])
             saves = worker.checkpoints is not None
-            return Ready(session.member, address, prints, initial, self.shards, total, step=start, saves=saves)
+            report = Ready(session.member, address, prints, initial, self.shards, total, step=start, saves=saves)
+            return replace(report, keeps=worker.buddies is not None, kept=kept)
 
         session.start(introduce)
         return worker

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from planaria.core import stepper as core
 from planaria.core.messages import NO_QUORUM, Phase, QuorumId
-from planaria.errors import NonFiniteError
+from planaria.errors import NonFiniteError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
 from planaria.torch import random as seeding
@@ -65,6 +65,7 @@ class LowCommWorker(Worker):
         self._fragments = [self._fragment(number) for number in range(len(sync.fragments))]
         self._fragment_in_use = 0
         self._computed = False  # something of this step, by the loop's body
+        self._steps_seen: list[int] = []  # of each inner optimizer, when the batches had ended
         self._told: list[ShardRecord] = []  # of all shards, as of the newest exchange
 
     def _fragment(self, number: int) -> _Fragment:
@@ -78,6 +79,14 @@ class LowCommWorker(Worker):
         if goes_on and self.session.alone:  # else it was marked
             self.state.mark()
         return goes_on
+
+    def commit(self) -> None:
+        if not self.overtaken and self._sync.inner_steps != self._steps_seen:
+            raise UsageError(
+                f"{self.settings.where}, step {self.step}: the inner optimizer was stepped after step.batches had "
+                "ended; its steps belong into the loop over the batches"
+            )
+        super().commit()
 
     def finish(self) -> bool:
         if not super().finish():
@@ -124,7 +133,7 @@ class LowCommWorker(Worker):
         scripted = self._script is not None and shard in self._script.membership.of(step).anew
         anew = self._sync.kept != (step, shard) or scripted
         if anew:
-            self.state.put_back()  # another shard may have been computed since the step began
+            self.state.put_back(self._data)  # another shard may have been computed since the step began
             self._sync.renew()
         self._sync.begin(step)
         self._recorded = {}
@@ -144,7 +153,7 @@ class LowCommWorker(Worker):
         due = sync.sync.steps - sync.sync.delay
         sync.check_steps(due, data.micro_batches, f"{self.settings.where}, step {action.step}")
         changes = sync.changes(self._fragment_in_use)
-        finite = all(bool(torch.isfinite(change).all()) for change in changes)
+        finite = bool(torch.stack([torch.isfinite(change).all() for change in changes]).all())
         # All ranks of the group count, or none does; and what they count is the group's.
         told = [json.loads(each) for each in self.session.gather(json.dumps([finite, sync.tokens]).encode())]
         weight = math.fsum(tokens for _, tokens in told) or 1.0
@@ -207,6 +216,7 @@ class LowCommWorker(Worker):
         keeps = not sync.sync.exact and len(mine) == 1 and mine <= {record.shard for record in counted}
         sync.outer_step(self._fragment_in_use, math.fsum(record.weight for record in counted), keeps)
         sync.kept = (step + 1, *mine) if keeps else None  # type: ignore[assignment]
+        self._steps_seen = sync.inner_steps
         if not sync.sync.exact:
             self._note(step, counted, out)
         return True
@@ -214,8 +224,14 @@ class LowCommWorker(Worker):
     def _note(self, step: int, counted: list[ShardRecord], out: list[int]) -> None:
         there = frozenset(record.shard for record in counted)
         anew = frozenset(record.shard for record in counted if record.anew)
-        changed = self._sync.membership.add(step, membership.Sync(there, anew, frozenset(out)))
-        if changed:
+        made = membership.Sync(there, anew, frozenset(out))
+        if self._script is not None and self._script.membership.of(step) != made:
+            was, now = (", ".join(map(str, sorted(sync.counted))) for sync in (self._script.membership.of(step), made))
+            raise UsageError(
+                f"job {self.settings.job}, sync {step}: groups {was} took part in it in the run that is replayed, and "
+                f"groups {now} in this one; a group was lost meanwhile: replay it again"
+            )
+        if self._sync.membership.add(step, made):
             self._write()
         if out and self.session.world.rank == 0 and self.session.member.group in (self.groups[0], *out):
             groups = f"group{'s' if len(out) > 1 else ''} {', '.join(map(str, out))}"

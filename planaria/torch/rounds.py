@@ -35,12 +35,14 @@ class Note:
     named: QuorumId = (
         NO_QUORUM  # the planned quorum that all members named in the exchange that this rank had a part in
     )
+    run: QuorumId = NO_QUORUM  # in which the job begins again, as this rank was told to look for copies
 
     def encode(self) -> bytes:
         broken = [[*_numbers(id), text[:_LONGEST_TEXT]] for id, text in sorted(self.broken.items())]
         formed = [_numbers(id) for id in sorted(self.formed)]
         flags = [self.stop, self.ok, self.finite]
         facts = [_numbers(self.heard), formed, broken, flags, self.seconds, self.metrics, _numbers(self.named)]
+        facts.append(_numbers(self.run))
         body = json.dumps(facts).encode()
         if len(body) > NOTE_BYTES:
             raise UsageError(
@@ -51,7 +53,7 @@ class Note:
     @staticmethod
     def decode(data: bytes) -> Note:
         try:
-            heard, formed, broken, (stop, ok, finite), seconds, metrics, named = json.loads(data)
+            heard, formed, broken, (stop, ok, finite), seconds, metrics, named, run = json.loads(data)
             return Note(
                 QuorumId(*heard),
                 frozenset(QuorumId(*id) for id in formed),
@@ -62,6 +64,7 @@ class Note:
                 seconds,
                 metrics,
                 QuorumId(*named),
+                QuorumId(*run),
             )
         except (ValueError, TypeError) as error:
             raise ProtocolError(f"a rank of this group sent a round that cannot be read: {error}") from None
@@ -89,6 +92,7 @@ def agreed(notes: Sequence[Note]) -> Note:
         max(note.seconds for note in notes),  # the group is as slow as its slowest rank
         {name: sum(of) / len(of) for name, of in values.items()},
         notes[0].named if all(note.named == notes[0].named for note in notes) else NO_QUORUM,
+        min(note.run for note in notes),
     )
 
 

@@ -35,6 +35,7 @@ from planaria.core.messages import (
     Refuse,
     Regroup,
     Report,
+    Resume,
     Standing,
     Stay,
     Stop,
@@ -61,9 +62,9 @@ LAST_WORD_SECONDS = 5.0
 Transfer = Callable[[core.Heal, Communicator], Callable[[], None]]
 
 
-# Says what this group is, when all its ranks are there: given the address of its rendezvous store, and whether it joins
-# a job that others carry on, because one of its ranks is new.
-Introduce = Callable[[str, bool], Ready]
+# Says what this group is, when all its ranks are there: given the address of its rendezvous store; whether it joins
+# a job that others carry on, because one of its ranks is new; and whether it looks for a state to go back to.
+Introduce = Callable[[str, bool, bool], Ready]
 
 
 class Bereaved(RuntimeError):
@@ -89,6 +90,9 @@ class Session:
         self._broken: dict[QuorumId, str] = {}  # likewise
         self._stop = False
         self._regroup: Regroup | None = None  # not carried out yet
+        self._told = NO_QUORUM  # the newest run of the job for which this rank was told to look for copies
+        self._run = NO_QUORUM  # for which all ranks of the group were
+        self._looked = NO_QUORUM  # for which they have looked
         self.stays = False  # another rank of the group moves: that the group is left out ends this one not
         self._shard_seconds = 0.0  # what the group needed for a shard lately
         self._phase = Phase.STARTING
@@ -111,10 +115,11 @@ class Session:
             self._hear(Quorum(ALONE, (self.member,), ("",), True, "", "alone", True))
             return
         if self.world.idle:
-            # First, for its group may lose another rank while it waits for this one.
+            # It listens first, for its group may lose another rank while it waits for this one. What it is told then
+            # comes after this.
+            self._on_order(Regroup(self.member, int(os.environ["MASTER_PORT"])))
             self._control = self._listen(self.settings.socket)
             self._control.send(Present(self.member, self.world.rank))
-            self._on_order(Regroup(self.member, int(os.environ["MASTER_PORT"])))
             self.rejoin()
             return
         report = self._ready(joins=False)
@@ -124,9 +129,9 @@ class Session:
     def _listen(self, path: Path) -> Control:
         return Control(path, self.page, self._on_order, self.settings.where, self.world.collectives)
 
-    def _ready(self, joins: bool) -> Ready:
+    def _ready(self, joins: bool, looks: bool = False) -> Ready:
         address = self._gather("" if self._store is None else self._store.address)[0]
-        report = self._introduce(address, joins)
+        report = replace(self._introduce(address, joins, looks), looked=self._looked)
         self.stepper = Stepper(report, self.settings.policy, self.settings.groups)
         return report
 
@@ -149,6 +154,8 @@ class Session:
                 self.stays = False  # the planned quorum without this member follows
             case Regroup():
                 self._lose_a_rank(order)
+            case Resume():
+                self._told = order.run
             case Stay():
                 self.stays = order.rank != self.world.rank
             case _:
@@ -174,7 +181,7 @@ class Session:
         with self._lock:
             self._regroup = order
             self._heard.clear()
-            self._newest = self._urgent = NO_QUORUM
+            self._newest = self._urgent = self._told = NO_QUORUM
         self.communicators.rename(order.member)
         self.world.cut()
         if not self.world.idle and self._phase not in (
@@ -222,13 +229,14 @@ class Session:
             live = {id for id in (*self._formed, *self._broken) if id >= self._urgent or self.stepper.knows(id)}
             formed = frozenset(self._formed & live)
             broken = {id: text for id, text in self._broken.items() if id in live}
-            mine = replace(note, heard=self._newest, formed=formed, broken=broken, stop=self._stop)
+            mine = replace(note, heard=self._newest, formed=formed, broken=broken, stop=self._stop, run=self._told)
         target = self.stepper.target
         try:
             outcome = agreed(self.world.round(mine))
         except RuntimeError as error:
-            self._bereaved(error)
+            self.lost(error)
         self._take_in(outcome)
+        self._run = outcome.run
         self._shard_seconds = outcome.seconds or self._shard_seconds
         if not outcome.ok and target is not None:
             self._do(self.stepper.broken(target.id, "what its group did under it failed at one of its ranks"))
@@ -275,16 +283,16 @@ class Session:
         try:
             return [each.decode() for each in self.world.gather(text.encode())]
         except RuntimeError as error:
-            self._bereaved(error)
+            self.lost(error)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Every rank's payload."""
         try:
             return self.world.gather(payload)
         except RuntimeError as error:
-            self._bereaved(error)
+            self.lost(error)
 
-    def _bereaved(self, error: Exception) -> NoReturn:
+    def lost(self, error: Exception) -> NoReturn:
         """Another rank of this group is gone, and the group with it, unless another process takes its place."""
         gone = PlanariaError(
             f"{self.settings.where}: another rank of the group is gone ({error}). If it left the loop by itself: take "
@@ -293,11 +301,7 @@ class Session:
         if self._control is not None:
             # The agent knows why and ends this rank too, or an order that says why is on its way to it; but nobody ends
             # it if the other one left in order.
-            late = threading.Timer(LAST_WORD_SECONDS, self._fail, [gone])
-            late.daemon = True
-            late.start()
-            self.bell.wait(lambda: self.bereaved or self._failure is not None, lambda: False)
-            late.cancel()
+            self.bell.wait_for(lambda: self.bereaved or self._failure is not None, LAST_WORD_SECONDS)
         if self._failure is None and self.bereaved:
             raise Bereaved from error
         raise self._failure or gone
@@ -317,17 +321,7 @@ class Session:
         hears of a death when the others do, and its order needs a moment."""
         if self._control is None or not self.world.renewable:
             return False
-        over = threading.Event()
-
-        def give_up() -> None:
-            over.set()
-            self.bell.ring()
-
-        late = threading.Timer(LAST_WORD_SECONDS, give_up)
-        late.daemon = True
-        late.start()
-        self.bell.wait(lambda: self.bereaved or over.is_set() or self._failure is not None, lambda: False)
-        late.cancel()
+        self.bell.wait_for(lambda: self.bereaved or self._failure is not None, LAST_WORD_SECONDS)
         return self.bereaved
 
     def await_move(self) -> bool:
@@ -340,21 +334,27 @@ class Session:
         return self.bereaved
 
     def rejoin(self) -> None:
-        """Meet the ranks of the group again, one of which is new, and ask to be taken in as its next incarnation."""
+        """Meet the ranks of the group again, one of which is new, and ask to be taken in as its next incarnation. If
+        all are there, but nobody has the state any more: look for one to go back to, and ask to begin with that."""
         self.show(Phase.FORMING)
         while True:
             with self._lock:
                 order, self._regroup = self._regroup, None
-            assert order is not None
-            self.member, self.stays = order.member, False
             try:
-                self.world.renew(order.port, str(order.member), self.bell, lambda: self.bereaved or bool(self._failure))
-                report = self._ready(joins=True)
+                if order is not None:
+                    self.member, self.stays = order.member, False
+                    self._run = self._looked = NO_QUORUM
+                    name = str(order.member)
+                    self.world.renew(order.port, name, self.bell, lambda: self.bereaved or bool(self._failure))
+                else:
+                    self.communicators.rename(self.member)
+                    self._looked = self._run
+                report = self._ready(joins=True, looks=order is None)
             except Bereaved:
                 continue
             except CommunicatorError as error:
                 try:
-                    self._bereaved(error)
+                    self.lost(error)
                 except Bereaved:
                     continue
             if self.page is not None:
@@ -386,7 +386,7 @@ class Session:
         while True:
             if self._failure is not None:
                 raise self._failure
-            if self.bereaved:
+            if self.bereaved or self._run > self._looked:
                 raise Bereaved
             action = self.stepper.next()
             match action:
@@ -409,7 +409,7 @@ class Session:
     def _has_news(self) -> bool:
         """Whether this rank knows of something that the stepper does not."""
         news = self._heard or self._formed or self._broken or self._failure or self._regroup
-        return bool(news) or self._stop != self.stepper.stopping
+        return bool(news) or self._stop != self.stepper.stopping or self._told > self._looked
 
     def _roll(self, action: core.RollCall) -> None:
         standings: list[Standing] = []
@@ -456,7 +456,7 @@ class Session:
 
     def stopped_waiting(self, id: QuorumId) -> bool:
         """Whether news has ended what goes on under quorum ``id``. Reads single fields: no lock needed."""
-        if self._failure is not None or self.bereaved or id in self._broken:
+        if self._failure is not None or self.bereaved or self._told > self._looked or id in self._broken:
             return True
         # A planned quorum interrupts nobody but a joiner that waits for the members in an older one.
         return any(quorum.urgent or self.stepper.joining for quorum in tuple(self._heard))

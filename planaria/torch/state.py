@@ -103,10 +103,11 @@ class ProtectedState:
         """Of one object, this moment's state counts."""
         self._parts[name].mark()
 
-    def put_back(self) -> None:
-        """Make the script's own plain data, and what has state_dict, what it was at the last ``mark``."""
-        for name, part in self._parts.items():
-            if name != FACTS and isinstance(part, DictPart | StatefulPart):
+    def put_back(self, data: object) -> None:
+        """Make the script's own plain data, and what has state_dict, what it was at the last ``mark``; not ``data``,
+        which stands where the last commit left it."""
+        for (name, part), value in zip(self._parts.items(), self._objects, strict=True):
+            if name != FACTS and value is not data and isinstance(part, DictPart | StatefulPart):
                 part.put_back()
 
     def _tensor_versions(self) -> int:

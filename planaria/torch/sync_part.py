@@ -49,6 +49,11 @@ class InnerPart(OptimizerPart):
     def _stepped(self, *_: Any) -> None:
         self.steps += 1
 
+    def mark(self) -> None:
+        # A rate may be a tensor, which a scheduler writes in place.
+        kept = [{key: v.clone() if isinstance(v, Tensor) else v for key, v in g.items()} for g in self._groups()]
+        self._marked = kept
+
     def _pack(self, hyperparameters: list[dict[str, Any]], tensors: list[Tensor]) -> Any:
         path = f"{self.name}.param_groups"
         return {"groups": [plain.pack(g, tensors, f"{path}[{i}]") for i, g in enumerate(hyperparameters)], "state": []}
@@ -57,7 +62,11 @@ class InnerPart(OptimizerPart):
         """A fresh optimizer, with the options of the last mark if so wanted."""
         if options:
             for group, marked in zip(self._optimizer.param_groups, self._marked, strict=True):
-                group.update({key: value for key, value in marked.items() if key != "params"})
+                for key, value in marked.items():
+                    if isinstance(value, Tensor) and isinstance(group[key], Tensor):
+                        group[key].copy_(value)
+                    elif key != "params":
+                        group[key] = value
         self._optimizer.state.clear()
         if self._pristine:
             options_now = self._optimizer.state_dict()["param_groups"]
@@ -120,8 +129,13 @@ class SyncPart(Part):
         )
 
     @property
+    def inner_steps(self) -> list[int]:
+        """That each inner optimizer has made of the shard in hand."""
+        return [inner.steps for inner in self._inner]
+
+    @property
     def inner_step(self) -> int:
-        return self._round * self.sync.steps + max(inner.steps for inner in self._inner)
+        return self._round * self.sync.steps + max(self.inner_steps)
 
     def _names_by_id(self) -> dict[int, str]:
         return {id(shared): name for name, (shared, _) in zip(self._names, self._pairs, strict=True)}
@@ -178,6 +192,10 @@ class SyncPart(Part):
     def outer_step(self, fragment: int, total: float, keeps: bool) -> None:
         """Step the outer optimizer, the gradients of the shared parameters being sums of ``total`` weight. ``keeps``:
         this group goes on with its own state, else it begins anew."""
+        chosen = set(self.fragments[fragment])
+        for index, (shared, _) in enumerate(self._pairs):
+            if index not in chosen:
+                shared.grad = None  # a body that was void may have left some: momentum would move them
         for shared, _ in self._of(fragment):
             assert shared.grad is not None
             shared.grad = wrapped(live(shared.grad) / total, shared)  # not in place: it is the exchange's

@@ -27,6 +27,7 @@ from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
+from planaria.torch.buddies import Buddies
 from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, check_spread
 from planaria.torch.data import ShardedSource
@@ -82,6 +83,7 @@ class Worker:
         self._mean_seconds = 0.0  # of this rank
         self.shards_computed = 0
         self.checkpoints: Checkpoints | None = None  # set before the first step, if any are wanted
+        self.buddies: Buddies | None = None  # likewise
         self.journal = Journal(session.settings.directory)
         self._layout = Layout([local_numel(p) for _, p in named])
         self._store = GradientStore(named, self.settings.shards, self._layout, overlap, self.settings.merges)
@@ -155,6 +157,9 @@ class Worker:
                 self._give_up()
                 if self._pipelines is not None:
                     self._pipelines.rewind()
+                for beside in (self.checkpoints, self.buddies):
+                    if beside is not None:
+                        beside.wait()
                 self.seconds_per_shard = 0.0  # nothing that decides who does what may differ from what a new rank knows
                 self.session.rejoin()
 
@@ -190,6 +195,9 @@ class Worker:
         if self.checkpoints is not None:
             with suppress(Bereaved):  # told again by the next question to the session
                 self.checkpoints.committed(stepper.step, self._first)
+        if self.buddies is not None and stepper.step < stepper.total:
+            with suppress(Bereaved):
+                self.buddies.committed(stepper.step, stepper.under)
         self._records.clear()
         if self.session.page is not None:
             loss = self.metrics.get("loss", math.nan)
@@ -225,6 +233,21 @@ class Worker:
         unwind(self.state.modules)
         self._give_up()
         return True
+
+    def go_back(self) -> tuple[int, QuorumId]:
+        """Nobody has the state any more: take the newest that is left, of the copies in memory and those on the disk.
+        Its step, and, if it was in memory, the quorum under which it was committed."""
+        best = self.buddies.meet() if self.buddies is not None else None
+        seen = self.checkpoints.newest() if self.checkpoints is not None else 0
+        if self.checkpoints is not None and seen > (best[0] if best is not None else 0):
+            return self.checkpoints.resume(), NO_QUORUM
+        if self.buddies is None or best is None:
+            raise PlanariaError(
+                f"{self.settings.where}: no whole copy of the group's state is left in memory; it is started again"
+            )
+        with self.session.during(self._moving):
+            self.state.restore(*self.buddies.take_back(best), f"the copy of step {best[0]}")
+        return best
 
     def guard(self) -> None:
         """The script keeps what the loss of a rank raises from ending this process."""

@@ -75,7 +75,7 @@ class GroupWorld:
         self._rounds: dist.ProcessGroup | None = None
         if size > 1:
             self._join(where)
-            self._rounds = self.side_group()
+            self._rounds = self.side_group(counted=True)
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -97,11 +97,16 @@ class GroupWorld:
         """In words, for the fingerprint: the layout inside a group changes bits."""
         return ",".join(f"{name}={length}" for name, length in self.shape.items() if length > 1) or "1"
 
-    def side_group(self) -> dist.ProcessGroup | None:
+    def side_group(self, counted: bool = False) -> dist.ProcessGroup | None:
         """The ranks of the group once more, for collectives on another thread; None for one rank. All ranks make it
-        together."""
+        together. ``counted``: see ``collectives``; what goes on beside the training says nothing of it."""
+        if self.size == 1:
+            return None
         kind = ingroup.IDLE if self.idle else ingroup.HOST
-        return dist.new_group(backend=f"cpu:{kind}", timeout=_NEVER) if self.size > 1 else None
+        made: dist.ProcessGroup = dist.new_group(backend=f"cpu:{kind}", timeout=_NEVER)
+        if not counted:
+            self._links.uncounted.append(made)
+        return made
 
     def cut(self) -> None:
         """End all connections to the other ranks of the group, one of which is lost. Any thread, never blocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from planaria.core.messages import Member, QuorumId
@@ -34,6 +35,13 @@ def count(value: int, what: str) -> int:
     return integer(value, 0, MAX_COUNT, what)
 
 
+def seconds(value: float, what: str) -> float:
+    """Finite, and not negative."""
+    if 0 <= value < math.inf:
+        return value
+    raise ProtocolError(f"{what} is {value} seconds")
+
+
 def group(value: int, what: str = "a group number") -> int:
     return integer(value, 0, MAX_GROUP, what)
 
@@ -63,6 +71,12 @@ def text(value: str, what: str) -> str:
     if len(value) > MAX_TEXT:
         raise ProtocolError(f"{what} has {len(value)} characters, more than {MAX_TEXT}")
     return value
+
+
+def names(values: Collection[str], what: str) -> tuple[str, ...]:
+    """Identifiers, of which one may be empty."""
+    length(len(values), MAX_FACTS, what)
+    return tuple(name(value, what, empty=True) for value in values)
 
 
 def length(items: int, limit: int, what: str) -> int:

@@ -8,7 +8,6 @@ instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TypeVar, assert_never, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -16,12 +15,14 @@ from google.protobuf.message import DecodeError, Message
 from planaria.core.messages import (
     Adopted,
     Cast,
+    Close,
     Desired,
     Died,
     Drain,
     Finished,
     Heartbeat,
     Hello,
+    Host,
     JobSpec,
     Kill,
     Leaving,
@@ -29,10 +30,10 @@ from planaria.core.messages import (
     Order,
     Phase,
     Policy,
+    Prepared,
     Present,
     Publish,
     Pulse,
-    Quorum,
     Ready,
     Refuse,
     Regroup,
@@ -59,11 +60,13 @@ from planaria.wire.checks import (
     encode_member,
     encode_quorum_id,
     name,
+    names,
     text,
 )
+from planaria.wire.quorums import decode_quorum, encode_quorum
 
 # Raised whenever an old and a new release would misunderstand each other; checked in Hello and in Welcome.
-PROTOCOL = 3
+PROTOCOL = 4
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -135,9 +138,10 @@ def _report_out(report: Report) -> pb.Report:
             return pb.Report(hello=_hello_out(report))
         case Synced():
             return pb.Report(synced=pb.Synced())
-        case Heartbeat(pulses):
+        case Heartbeat(pulses, warm):
             checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
-            return pb.Report(heartbeat=pb.Heartbeat(pulses=[_pulse_out(pulse) for pulse in pulses]))
+            shown = [_pulse_out(pulse) for pulse in pulses]
+            return pb.Report(heartbeat=pb.Heartbeat(pulses=shown, warm=checks.rank(warm)))
         case Present(member, rank):
             return pb.Report(present=pb.Present(member=encode_member(member), rank=checks.rank(rank)))
         case Ready():
@@ -170,10 +174,12 @@ def _report_out(report: Report) -> pb.Report:
             return pb.Report(
                 saved=pb.Saved(member=encode_member(member), step=step, seconds=seconds, trouble=clip(trouble))
             )
-        case Died(member, cause):
-            return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause)))
+        case Died(member, cause, spare, moved):
+            return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause), spare=spare, moved=moved))
         case Leaving(member):
             return pb.Report(leaving=pb.Leaving(member=encode_member(member)))
+        case Prepared(member, trouble):
+            return pb.Report(prepared=pb.Prepared(member=encode_member(member), trouble=clip(trouble)))
         case Suspected(member, why):
             return pb.Report(suspected=pb.Suspected(member=encode_member(member), why=clip(why)))
         case _:
@@ -189,7 +195,7 @@ def _report_in(message: pb.Report) -> Report:
         case "heartbeat":
             pulses = message.heartbeat.pulses
             checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
-            return Heartbeat(tuple(_pulse_in(pulse) for pulse in pulses))
+            return Heartbeat(tuple(_pulse_in(pulse) for pulse in pulses), checks.rank(message.heartbeat.warm))
         case "present":
             return Present(decode_member(message.present.member), checks.rank(message.present.rank))
         case "ready":
@@ -220,9 +226,12 @@ def _report_in(message: pb.Report) -> Report:
                 text(saved.trouble, "a trouble"),
             )
         case "died":
-            return Died(decode_member(message.died.member), text(message.died.cause, "a cause of death"))
+            died = message.died
+            return Died(decode_member(died.member), text(died.cause, "a cause of death"), died.spare, died.moved)
         case "leaving":
             return Leaving(decode_member(message.leaving.member))
+        case "prepared":
+            return Prepared(decode_member(message.prepared.member), text(message.prepared.trouble, "a trouble"))
         case "suspected":
             suspected = message.suspected
             return Suspected(decode_member(suspected.member), text(suspected.why, "a suspicion"))
@@ -241,8 +250,11 @@ def _hello_out(hello: Hello) -> pb.Hello:
             min_groups=checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
             policy=_POLICY_OUT[spec.policy],
             ranks=checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
+            spare_wait=checks.seconds(spec.spare_wait, "the wait for a standby"),
         ),
         fresh=hello.fresh,
+        devices=names(hello.devices, "a device"),
+        closed=names(hello.closed, "a device"),
         protocol=PROTOCOL,
     )
 
@@ -259,8 +271,11 @@ def _hello_in(hello: pb.Hello) -> Hello:
             checks.integer(spec.min_groups, 1, checks.MAX_GROUP, "the least number of groups"),
             _known(_POLICY_IN, spec.policy, "policy"),
             checks.integer(spec.ranks, 1, checks.MAX_RANK, "the number of ranks"),
+            checks.seconds(spec.spare_wait, "the wait for a standby"),
         ),
         hello.fresh,
+        names(hello.devices, "a device"),
+        names(hello.closed, "a device"),
     )
 
 
@@ -286,6 +301,7 @@ def _pulse_out(pulse: Pulse) -> pb.Pulse:
         loss=pulse.loss,
         step_seconds=pulse.step_seconds,
         pid=count(pulse.pid, "a pid"),
+        devices=names(pulse.devices, "a device"),
     )
 
 
@@ -298,6 +314,7 @@ def _pulse_in(pulse: pb.Pulse) -> Pulse:
         pulse.loss,
         pulse.step_seconds,
         count(pulse.pid, "a pid"),
+        names(pulse.devices, "a device"),
     )
 
 
@@ -321,6 +338,8 @@ def _ready_out(ready: Ready) -> pb.Ready:
         step=count(ready.step, "a step"),
         saves=ready.saves,
         looked=encode_quorum_id(ready.looked),
+        keeps=ready.keeps,
+        kept=encode_quorum_id(ready.kept),
     )
 
 
@@ -336,6 +355,8 @@ def _ready_in(ready: pb.Ready) -> Ready:
         count(ready.step, "a step"),
         ready.saves,
         decode_quorum_id(ready.looked),
+        ready.keeps,
+        decode_quorum_id(ready.kept),
     )
 
 
@@ -353,8 +374,8 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(publish=pb.Publish(member=encode_member(member), quorum=encode_quorum(quorum)))
         case Refuse(member, reason):
             return pb.Order(refuse=pb.Refuse(member=encode_member(member), reason=clip(reason)))
-        case Drain(member):
-            return pb.Order(drain=pb.DrainMember(member=encode_member(member)))
+        case Drain(member, moved):
+            return pb.Order(drain=pb.DrainMember(member=encode_member(member), moved=moved))
         case Kill(group, signal, rank):
             whom = None if rank is None else checks.rank(rank)
             return pb.Order(kill=pb.KillGroup(group=checks.group(group), signal=_signal(signal), rank=whom))
@@ -364,8 +385,12 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(stop=pb.Stop(reason=clip(reason)))
         case Resume(reason, run):
             return pb.Order(resume=pb.Resume(reason=clip(reason), run=encode_quorum_id(run)))
-        case Migrate(group, rank):
-            return pb.Order(migrate=pb.Migrate(group=checks.group(group), rank=checks.rank(rank)))
+        case Migrate(group, rank, drains):
+            return pb.Order(migrate=pb.Migrate(group=checks.group(group), rank=checks.rank(rank), drains=drains))
+        case Host(member, joins, off):
+            return pb.Order(host=pb.Host(member=encode_member(member), joins=joins, off=off))
+        case Close(device, opens):
+            return pb.Order(close=pb.Close(device=name(device, "a device", empty=True), opens=opens))
         case Stay(rank):
             return pb.Order(stay=pb.Stay(rank=checks.rank(rank)))
         case Regroup(member, port):
@@ -389,7 +414,7 @@ def _order_in(message: pb.Order) -> Order:
         case "refuse":
             return Refuse(decode_member(message.refuse.member), text(message.refuse.reason, "a reason"))
         case "drain":
-            return Drain(decode_member(message.drain.member))
+            return Drain(decode_member(message.drain.member), message.drain.moved)
         case "kill":
             kill = message.kill
             whom = checks.rank(kill.rank) if kill.HasField("rank") else None
@@ -401,7 +426,12 @@ def _order_in(message: pb.Order) -> Order:
         case "resume":
             return Resume(text(message.resume.reason, "a reason"), decode_quorum_id(message.resume.run))
         case "migrate":
-            return Migrate(checks.group(message.migrate.group), checks.rank(message.migrate.rank))
+            migrate = message.migrate
+            return Migrate(checks.group(migrate.group), checks.rank(migrate.rank), migrate.drains)
+        case "host":
+            return Host(decode_member(message.host.member), message.host.joins, message.host.off)
+        case "close":
+            return Close(name(message.close.device, "a device", empty=True), message.close.opens)
         case "stay":
             return Stay(checks.rank(message.stay.rank))
         case "regroup":
@@ -419,55 +449,3 @@ def _port(number: int) -> int:
 
 def _signal(number: int) -> int:
     return checks.integer(number, 1, 64, "a signal")  # 64: Linux's SIGRTMAX
-
-
-# --- quorums ------------------------------------------------------------------------------------------------
-
-# The newest quorum encoded: a lighthouse sends one and the same to every member, and to build it anew for
-# each of n members would be n * n work inside its event loop. A pair, replaced as a whole, so that threads
-# may share it.
-_newest: tuple[Quorum, pb.Quorum] | None = None
-
-
-def encode_quorum(quorum: Quorum) -> pb.Quorum:
-    """The caller must not modify what comes back: it may be handed out again."""
-    global _newest
-    seen = _newest
-    if seen is not None and seen[0] is quorum:
-        return seen[1]
-    _check_members(len(quorum.members), len(quorum.addresses))
-    message = pb.Quorum(
-        id=encode_quorum_id(quorum.id),
-        members=[encode_member(member) for member in quorum.members],
-        addresses=[name(address, "the address of a rendezvous store", empty=True) for address in quorum.addresses],
-        urgent=quorum.urgent,
-        lineage=name(quorum.lineage, "a lineage", empty=True),
-        reason=clip(quorum.reason),
-        founding=quorum.founding,
-    )
-    _newest = (quorum, message)
-    return message
-
-
-def decode_quorum(message: pb.Quorum) -> Quorum:
-    """Members must be there, ascending by group and without repetition. An address may be empty (not known
-    yet) in what operators are shown of a quorum that was loaded from the store."""
-    _check_members(len(message.members), len(message.addresses))
-    members = tuple(decode_member(member) for member in message.members)
-    if any(left.group >= right.group for left, right in pairwise(members)):
-        raise ProtocolError(f"the members of quorum {decode_quorum_id(message.id)} are not in ascending order")
-    return Quorum(
-        decode_quorum_id(message.id),
-        members,
-        tuple(name(address, "the address of a rendezvous store", empty=True) for address in message.addresses),
-        message.urgent,
-        name(message.lineage, "a lineage", empty=True),
-        text(message.reason, "a reason"),
-        message.founding,
-    )
-
-
-def _check_members(members: int, addresses: int) -> None:
-    checks.integer(members, 1, checks.MAX_MEMBERS, "the number of members of a quorum")
-    if members != addresses:
-        raise ProtocolError(f"a quorum of {members} members with {addresses} addresses")

@@ -11,6 +11,7 @@ class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POLICY_UNSPECIFIED: _ClassVar[Policy]
     POLICY_REDISTRIBUTE: _ClassVar[Policy]
     POLICY_SHRINK: _ClassVar[Policy]
+    POLICY_SPARE: _ClassVar[Policy]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,6 +28,7 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 POLICY_UNSPECIFIED: Policy
 POLICY_REDISTRIBUTE: Policy
 POLICY_SHRINK: Policy
+POLICY_SPARE: Policy
 PHASE_UNSPECIFIED: Phase
 PHASE_STARTING: Phase
 PHASE_PARKED: Phase
@@ -85,7 +87,7 @@ class Quorum(_message.Message):
     def __init__(self, id: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping[str, object]]]] = ..., addresses: _Optional[_Iterable[str]] = ..., urgent: bool = ..., lineage: _Optional[str] = ..., reason: _Optional[str] = ..., founding: bool = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("hello", "synced", "heartbeat", "ready", "adopted", "trouble", "finished", "died", "suspected", "present", "saved", "leaving")
+    __slots__ = ("hello", "synced", "heartbeat", "ready", "adopted", "trouble", "finished", "died", "suspected", "present", "saved", "leaving", "prepared")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +100,7 @@ class Report(_message.Message):
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     synced: Synced
     heartbeat: Heartbeat
@@ -110,42 +113,49 @@ class Report(_message.Message):
     present: Present
     saved: Saved
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ..., saved: _Optional[_Union[Saved, _Mapping[str, object]]] = ..., leaving: _Optional[_Union[Leaving, _Mapping[str, object]]] = ...) -> None: ...
+    prepared: Prepared
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., synced: _Optional[_Union[Synced, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., ready: _Optional[_Union[Ready, _Mapping[str, object]]] = ..., adopted: _Optional[_Union[Adopted, _Mapping[str, object]]] = ..., trouble: _Optional[_Union[Trouble, _Mapping[str, object]]] = ..., finished: _Optional[_Union[Finished, _Mapping[str, object]]] = ..., died: _Optional[_Union[Died, _Mapping[str, object]]] = ..., suspected: _Optional[_Union[Suspected, _Mapping[str, object]]] = ..., present: _Optional[_Union[Present, _Mapping[str, object]]] = ..., saved: _Optional[_Union[Saved, _Mapping[str, object]]] = ..., leaving: _Optional[_Union[Leaving, _Mapping[str, object]]] = ..., prepared: _Optional[_Union[Prepared, _Mapping[str, object]]] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job", "groups", "min_groups", "policy", "ranks")
+    __slots__ = ("job", "groups", "min_groups", "policy", "ranks", "spare_wait")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     MIN_GROUPS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_WAIT_FIELD_NUMBER: _ClassVar[int]
     job: str
     groups: int
     min_groups: int
     policy: Policy
     ranks: int
-    def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ..., ranks: _Optional[int] = ...) -> None: ...
+    spare_wait: float
+    def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ..., ranks: _Optional[int] = ..., spare_wait: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent", "host", "spec", "fresh", "protocol")
+    __slots__ = ("agent", "host", "spec", "fresh", "devices", "closed", "protocol")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     agent: str
     host: str
     spec: JobSpec
     fresh: bool
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    closed: _containers.RepeatedScalarFieldContainer[str]
     protocol: int
-    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., fresh: bool = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., fresh: bool = ..., devices: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Synced(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid")
+    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid", "devices")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +163,7 @@ class Pulse(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     member: Member
     phase: Phase
     step: int
@@ -160,13 +171,16 @@ class Pulse(_message.Message):
     loss: float
     step_seconds: float
     pid: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("pulses",)
+    __slots__ = ("pulses", "warm")
     PULSES_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
     pulses: _containers.RepeatedCompositeFieldContainer[Pulse]
-    def __init__(self, pulses: _Optional[_Iterable[_Union[Pulse, _Mapping[str, object]]]] = ...) -> None: ...
+    warm: int
+    def __init__(self, pulses: _Optional[_Iterable[_Union[Pulse, _Mapping[str, object]]]] = ..., warm: _Optional[int] = ...) -> None: ...
 
 class Fact(_message.Message):
     __slots__ = ("key", "value")
@@ -185,7 +199,7 @@ class Present(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked")
+    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked", "keeps", "kept")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +210,8 @@ class Ready(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAVES_FIELD_NUMBER: _ClassVar[int]
     LOOKED_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     member: Member
     address: str
     fingerprint: _containers.RepeatedCompositeFieldContainer[Fact]
@@ -206,7 +222,9 @@ class Ready(_message.Message):
     step: int
     saves: bool
     looked: QuorumId
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., saves: bool = ..., looked: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
+    keeps: bool
+    kept: QuorumId
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., saves: bool = ..., looked: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., keeps: bool = ..., kept: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("member", "quorum", "step")
@@ -253,18 +271,30 @@ class Saved(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class Died(_message.Message):
-    __slots__ = ("member", "cause")
+    __slots__ = ("member", "cause", "spare", "moved")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     member: Member
     cause: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., cause: _Optional[str] = ...) -> None: ...
+    spare: bool
+    moved: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., cause: _Optional[str] = ..., spare: bool = ..., moved: bool = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("member",)
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     member: Member
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("member", "trouble")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    trouble: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class Suspected(_message.Message):
     __slots__ = ("member", "why")
@@ -275,7 +305,7 @@ class Suspected(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup", "cast", "migrate", "stay")
+    __slots__ = ("welcome", "publish", "refuse", "drain", "kill", "desired", "stop", "resume", "regroup", "cast", "migrate", "stay", "close", "host")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +318,8 @@ class Order(_message.Message):
     CAST_FIELD_NUMBER: _ClassVar[int]
     MIGRATE_FIELD_NUMBER: _ClassVar[int]
     STAY_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     publish: Publish
     refuse: Refuse
@@ -300,7 +332,9 @@ class Order(_message.Message):
     cast: Cast
     migrate: Migrate
     stay: Stay
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ..., cast: _Optional[_Union[Cast, _Mapping[str, object]]] = ..., migrate: _Optional[_Union[Migrate, _Mapping[str, object]]] = ..., stay: _Optional[_Union[Stay, _Mapping[str, object]]] = ...) -> None: ...
+    close: Close
+    host: Host
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., publish: _Optional[_Union[Publish, _Mapping[str, object]]] = ..., refuse: _Optional[_Union[Refuse, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainMember, _Mapping[str, object]]] = ..., kill: _Optional[_Union[KillGroup, _Mapping[str, object]]] = ..., desired: _Optional[_Union[Desired, _Mapping[str, object]]] = ..., stop: _Optional[_Union[Stop, _Mapping[str, object]]] = ..., resume: _Optional[_Union[Resume, _Mapping[str, object]]] = ..., regroup: _Optional[_Union[Regroup, _Mapping[str, object]]] = ..., cast: _Optional[_Union[Cast, _Mapping[str, object]]] = ..., migrate: _Optional[_Union[Migrate, _Mapping[str, object]]] = ..., stay: _Optional[_Union[Stay, _Mapping[str, object]]] = ..., close: _Optional[_Union[Close, _Mapping[str, object]]] = ..., host: _Optional[_Union[Host, _Mapping[str, object]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "protocol", "lives")
@@ -329,10 +363,12 @@ class Refuse(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DrainMember(_message.Message):
-    __slots__ = ("member",)
+    __slots__ = ("member", "moved")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     member: Member
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ...) -> None: ...
+    moved: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., moved: bool = ...) -> None: ...
 
 class KillGroup(_message.Message):
     __slots__ = ("group", "signal", "rank")
@@ -365,12 +401,32 @@ class Resume(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., run: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Migrate(_message.Message):
-    __slots__ = ("group", "rank")
+    __slots__ = ("group", "rank", "drains")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
     group: int
     rank: int
-    def __init__(self, group: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    drains: bool
+    def __init__(self, group: _Optional[int] = ..., rank: _Optional[int] = ..., drains: bool = ...) -> None: ...
+
+class Host(_message.Message):
+    __slots__ = ("member", "joins", "off")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    joins: bool
+    off: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., joins: bool = ..., off: bool = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("device", "opens")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    opens: bool
+    def __init__(self, device: _Optional[str] = ..., opens: bool = ...) -> None: ...
 
 class Stay(_message.Message):
     __slots__ = ("rank",)
@@ -437,7 +493,7 @@ class GroupStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete")
+    __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete", "drained")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
@@ -446,6 +502,7 @@ class JobStatus(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     job: str
     epoch: int
     quorum: Quorum
@@ -454,7 +511,8 @@ class JobStatus(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     events: _containers.RepeatedCompositeFieldContainer[Event]
     complete: bool
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: bool = ...) -> None: ...
+    drained: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: bool = ..., drained: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("job",)
@@ -481,18 +539,34 @@ class KillRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., signal: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("job", "group", "rank", "reason", "share")
+    __slots__ = ("job", "group", "rank", "reason", "share", "drains", "to")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    DRAINS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: int
     rank: int
     reason: str
     share: float
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+    drains: bool
+    to: str
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ..., drains: bool = ..., to: _Optional[str] = ...) -> None: ...
+
+class NodeRequest(_message.Message):
+    __slots__ = ("job", "node", "device", "undrain")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    node: str
+    device: str
+    undrain: bool
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., device: _Optional[str] = ..., undrain: bool = ...) -> None: ...
 
 class GroupRequest(_message.Message):
     __slots__ = ("job", "group", "reason", "share")

@@ -59,6 +59,11 @@ class LighthouseStub(object):
                 request_serializer=planaria_dot_wire_dot_control__pb2.MigrateRequest.SerializeToString,
                 response_deserializer=planaria_dot_wire_dot_control__pb2.Done.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/planaria.v1.Lighthouse/DrainNode',
+                request_serializer=planaria_dot_wire_dot_control__pb2.NodeRequest.SerializeToString,
+                response_deserializer=planaria_dot_wire_dot_control__pb2.Done.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/planaria.v1.Lighthouse/Evict',
                 request_serializer=planaria_dot_wire_dot_control__pb2.GroupRequest.SerializeToString,
@@ -111,6 +116,12 @@ class LighthouseServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evict(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -155,6 +166,11 @@ def add_LighthouseServicer_to_server(servicer, server):
             'Migrate': grpc.unary_unary_rpc_method_handler(
                     servicer.Migrate,
                     request_deserializer=planaria_dot_wire_dot_control__pb2.MigrateRequest.FromString,
+                    response_serializer=planaria_dot_wire_dot_control__pb2.Done.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=planaria_dot_wire_dot_control__pb2.NodeRequest.FromString,
                     response_serializer=planaria_dot_wire_dot_control__pb2.Done.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
@@ -307,6 +323,33 @@ class Lighthouse(object):
             target,
             '/planaria.v1.Lighthouse/Migrate',
             planaria_dot_wire_dot_control__pb2.MigrateRequest.SerializeToString,
+            planaria_dot_wire_dot_control__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/planaria.v1.Lighthouse/DrainNode',
+            planaria_dot_wire_dot_control__pb2.NodeRequest.SerializeToString,
             planaria_dot_wire_dot_control__pb2.Done.FromString,
             options,
             channel_credentials,

@@ -15,6 +15,7 @@ class LighthouseStub:
     Kill: Callable[..., Any]
     Drain: Callable[..., Any]
     Migrate: Callable[..., Any]
+    DrainNode: Callable[..., Any]
     Evict: Callable[..., Any]
     Scale: Callable[..., Any]
     WatchEvents: Callable[..., Any]
@@ -36,6 +37,9 @@ class LighthouseServicer:
     ) -> pb.Done: ...
     async def Migrate(
         self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
+    ) -> pb.Done: ...
+    async def DrainNode(
+        self, request: pb.NodeRequest, context: grpc.aio.ServicerContext[pb.NodeRequest, pb.Done]
     ) -> pb.Done: ...
     async def Evict(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]

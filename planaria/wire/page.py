@@ -7,8 +7,8 @@ serves display and liveness; no decision of a step depends on it.
 
 Layout, in 8-byte words of the machine's own byte order (the file never leaves the machine): magic, version,
 pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits, guarded, collectives,
-seconds per shard and slowness (doubles); then SLOTS commits of 8 words each: step, at (ns), loss (a double), shards
-computed, shards recomputed, and 3 spare.
+seconds per shard and slowness (doubles), copies, commits before it resumed; then SLOTS commits of 8 words each: step,
+at (ns), loss (a double), shards computed, shards recomputed, and 3 spare.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import statistics
 import struct
 import time
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,7 +34,7 @@ _SLOTS = KEPT + 1  # the slot being written is never one of those shown
 _MAGIC, _VERSION, _PID, _PHASE, _SINCE, _BEATS, _CONTROL, _QUORUM, _RESUMED, _COMMITS, _GUARDED, _COLLECTIVES = range(
     12
 )
-_SHARD_SECONDS, _SLOWNESS = 12, 13
+_SHARD_SECONDS, _SLOWNESS, _COPIES, _RESUMED_AFTER = 12, 13, 14, 15
 _HEAD = 16
 _WORDS = 8
 _STEP, _AT, _LOSS, _COMPUTED, _RECOMPUTED = range(5)
@@ -57,6 +58,14 @@ class Commit:
     shards_recomputed: int
 
 
+class Copies(IntEnum):
+    """Of the states of a group's ranks, in each other's memory (``planaria run --buddy``)."""
+
+    NONE = 0
+    WHOLE = 1  # of some step, those of all ranks
+    NO_ROOM = 2  # there will be none: memory is too small
+
+
 @dataclass(frozen=True, slots=True)
 class PageView:
     pid: int
@@ -76,6 +85,7 @@ class PageView:
     collectives: int  # see ``control_beat``
     shard_seconds: float = 0.0  # running mean of this rank, 0 if unknown
     slowness: float = 0.0  # of its group, beside the others: see core.health.slowness; 0 if unknown
+    copies: Copies = Copies.NONE
 
 
 class ProgressPage:
@@ -175,6 +185,7 @@ class ProgressPage:
     def resumed(self, step: int) -> None:
         """The state now is that after ``step`` steps, given by peers or by a checkpoint."""
         self._words[_RESUMED] = step
+        self._words[_RESUMED_AFTER] = self._count
         self.beat()
 
     @property
@@ -197,6 +208,10 @@ class ProgressPage:
     def guarded(self, guarded: bool) -> None:
         self._words[_GUARDED] = int(guarded)
 
+    def copies(self, copies: Copies) -> None:
+        """What there is of them, as far as this rank knows. On any one thread at a time."""
+        self._words[_COPIES] = copies
+
     def speed(self, shard_seconds: float, slowness: float) -> None:
         """How long this rank takes for a shard, and how slow its group is beside the others."""
         self._doubles[_SHARD_SECONDS] = shard_seconds
@@ -214,9 +229,9 @@ class ProgressPage:
         last = history[-1] if history else Commit(0, 0, math.nan, 0, 0)
         phase = self._words[_PHASE]
         try:
-            known = Phase(phase & 0xFF)
+            known, copies = Phase(phase & 0xFF), Copies(self._words[_COPIES])
         except ValueError as error:
-            raise ProtocolError(f"the progress page of pid {self.pid} shows phase {phase & 0xFF}") from error
+            raise ProtocolError(f"the progress page of pid {self.pid} shows what no rank writes: {error}") from error
         return PageView(
             pid=self.pid,
             phase=known,
@@ -225,7 +240,7 @@ class ProgressPage:
             beat=self._words[_BEATS],
             control_beat=self._words[_CONTROL],
             quorum=self.quorum,
-            step=max(last.step, self._words[_RESUMED]),
+            step=self._words[_RESUMED] if self._words[_COMMITS] == self._words[_RESUMED_AFTER] else last.step,
             loss=last.loss,
             committed_at_ns=last.at_ns,
             shards_computed=last.shards_computed,
@@ -235,6 +250,7 @@ class ProgressPage:
             collectives=self._words[_COLLECTIVES],
             shard_seconds=self._doubles[_SHARD_SECONDS],
             slowness=self._doubles[_SLOWNESS],
+            copies=copies,
         )
 
     def commits(self) -> list[tuple[int, int]]:

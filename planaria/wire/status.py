@@ -6,8 +6,9 @@ from planaria.core.messages import Event
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
-from planaria.wire.checks import clip, count, decode_facts, decode_member, decode_quorum_id, name, text
-from planaria.wire.codec import decode_quorum, encode_quorum, guarded, phase_in, phase_out
+from planaria.wire.checks import clip, count, decode_facts, decode_member, decode_quorum_id, name, names, text
+from planaria.wire.codec import guarded, phase_in, phase_out
+from planaria.wire.quorums import decode_quorum, encode_quorum
 
 
 def encode_event(event: Event) -> pb.Event:
@@ -60,6 +61,7 @@ def _status_out(status: JobStatus) -> pb.JobStatus:
         complete=status.complete,
         groups=[_group_out(group) for group in status.groups],
         events=[_event_out(event) for event in status.events],
+        drained=names(status.drained, "a node"),
     )
 
 
@@ -75,6 +77,7 @@ def _status_in(message: pb.JobStatus) -> JobStatus:
         complete=message.complete,
         groups=tuple(_group_in(group) for group in message.groups),
         events=tuple(_event_in(event) for event in message.events),
+        drained=names(message.drained, "a node"),
     )
 
 

@@ -24,6 +24,7 @@ from planaria.engines.base import Change
 from planaria.engines.devices import Gpus
 from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
+from planaria.wire.credentials import ENVIRONMENT
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HOME = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ HOME = Path(__file__).resolve().parents[2]
 
 def plain_environ(**more: str) -> dict[str, str]:
     """An environment in which ranks import nothing slow, and no outer run shines through."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PLANARIA_")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PLANARIA_") or key == ENVIRONMENT}
     return {**kept, "PLANARIA_PRELOAD": "", "PYTHONPATH": str(HOME), **more}
 
 

@@ -46,6 +46,25 @@ def test_standbys_bring_their_own_gpu() -> None:
     assert shares.lend(3) == {"CUDA_VISIBLE_DEVICES": "4"} and shares.lend(4) is None
 
 
+def test_a_group_that_comes_from_another_node_has_the_gpu_of_its_standby() -> None:
+    shares = Shares(Gpus(("0", "1")), 1, standbys=1)
+    assert shares.env(2, ()) == {"CUDA_VISIBLE_DEVICES": "0"} and shares.lend(0) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert shares.give(0, 0, standby=0) == {"CUDA_VISIBLE_DEVICES": "1"} == shares.env(0, (2,))
+    assert shares.lend(1) is None and shares.of(2) == ("0",)
+
+
+def test_nobody_is_given_a_gpu_that_is_closed() -> None:
+    shares = Shares(Gpus(("0", "1", "2", "3", "4")), 2, standbys=1)
+    assert shares.env(0, ()) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    shares.closed = frozenset({"1", "4"})
+    assert shares.lend(0) is None
+    assert shares.env(0, (0,)) == {"CUDA_VISIBLE_DEVICES": "0,1"}, "ranks that live hold theirs"
+    assert shares.env(0, ()) == {"CUDA_VISIBLE_DEVICES": "2,3"}, "it has left, and comes back on others"
+    assert not shares.has_place(1, (0,)) and shares.env(1, (0,)) is None
+    shares.closed = frozenset()
+    assert shares.has_place(1, (0,)) and shares.lend(0) == {"CUDA_VISIBLE_DEVICES": "4"}
+
+
 def test_none(tmp_path: Path) -> None:
     assert find({}, tmp_path).ids == () == find({}, machine(tmp_path, "dri/renderD128")).ids
     assert Shares(Gpus(), 2).env(0, ()) == {}

@@ -13,7 +13,7 @@ from planaria.agent.agent import Agent, Assignment
 from planaria.agent.events import EventLog
 from planaria.agent.lives import Life
 from planaria.agent.ranklife import RankLife
-from planaria.agent.refill import link
+from planaria.agent.refill import can_refill, link
 from planaria.agent.standbys import Standby
 from planaria.core.exits import EXIT_OK
 from planaria.core.liveness import ProgressSample, ProgressWatch
@@ -114,6 +114,17 @@ def test_without_a_guard_it_is_told_that_the_rank_stays(bench: Bench) -> None:
     bench.life(GROUP, guarded=False)
     bench.asks(1)
     assert bench.agent.moves.waiting == 0 and "stays where it is" in bench.words()[-1]
+
+
+def test_a_rank_of_the_only_group_stays_although_its_state_has_copies(bench: Bench) -> None:
+    """To go back to them is better than to lose the rank, but not better than to keep it."""
+    life = bench.life(GROUP)
+    for rank in life.ranks:
+        rank.watch.observe(0.0, ProgressSample(Phase.COMPUTING, 1, 1, False, 1, guarded=True, copies=True))
+    bench.agent.lives.groups.pop(0)
+    assert can_refill(bench.agent, life, life.ranks[1])
+    bench.asks(1)
+    assert life.moving is None and bench.told == []
 
 
 def test_a_standby_for_a_move_ends_with_it(bench: Bench) -> None:

@@ -15,6 +15,8 @@ import pytest
 from planaria.chaos.netns import Networks
 from planaria.core.messages import Member
 from planaria.engines.launch import directory_of
+from planaria.wire import authority
+from planaria.wire.credentials import ENVIRONMENT
 
 from .conftest import SCRIPTS, Run, running
 from .test_run import everything_ended
@@ -24,10 +26,12 @@ SPEAKER = str(SCRIPTS / "speaker.py")
 
 
 @pytest.fixture
-def networks() -> Iterator[Networks]:
-    """Two nodes, 0 and 1, on a network that can be cut."""
+def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Networks]:
+    """Two nodes, 0 and 1, on a network that can be cut, and with credentials for it."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
+    authority.init(tmp_path / "credentials", 1)
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "credentials"))
     made = Networks(2)
     try:
         made.make()
@@ -194,7 +198,10 @@ def test_bad_words(start_run: StartRun, address: str) -> None:
         (("--nnodes", "0"), "--nnodes 0: a group has at least one node"),
         (("--nnodes", "2", "--node-rank", "2"), "--node-rank 2: must be between 0 and 1"),
         (("--nnodes", "2", "--group-addr", "here"), "--group-addr 'here' is not of the form host:port"),
-        (("--nnodes", "2", "--group-addr", "203.0.113.1:1"), "--group-addr 203.0.113.1:1: cannot listen there"),
+        (
+            ("--nnodes", "2", "--group-addr", "203.0.113.1:1"),
+            "203.0.113.1, which other machines reach, without credentials",
+        ),
     ):
         run = start_run(*words, SPEAKER, "1", "0.1")
         assert run.wait() == 2 and part in run.err.read_text()

@@ -80,6 +80,9 @@ def test_good_options_pass_and_make_the_directory(good: RunOptions) -> None:
         ({"first_group": 2}, "--first-group 2 with --local-groups 4"),
         ({"local_groups": 0}, "--local-groups 0"),
         ({"local_groups": 2}, "give the --lighthouse"),
+        ({"buddy": 0, "nproc_per_group": 2}, "--buddy 0: copies can be made every step or less often"),
+        ({"buddy": -3, "nproc_per_group": 2}, "--buddy -3"),
+        ({"buddy": 5}, "groups of one rank have none"),
         ({"checkpoint_every": 0}, "--checkpoint-every 0: must be at least 1"),
         ({"checkpoint_keep": -1}, "--checkpoint-keep -1: must be at least 1"),
         ({"checkpoint": Path("/proc/nowhere")}, "--checkpoint /proc/nowhere: cannot write there"),
@@ -127,7 +130,7 @@ def test_enough_devices(good: RunOptions, monkeypatch: pytest.MonkeyPatch, visib
 
 def test_unknown_policy() -> None:
     assert policy_named("shrink") is Policy.SHRINK
-    with pytest.raises(UsageError, match="--policy pray: unknown policy; known policies: redistribute, shrink"):
+    with pytest.raises(UsageError, match="--policy pray: unknown policy; known policies: redistribute, spare, shrink"):
         policy_named("pray")
 
 
@@ -200,7 +203,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[RunO
 
 def invoke(*args: str, **environ: str) -> int:
     if not cli.app.registered_commands:
-        cli._register()
+        cli._register(())
     return CliRunner().invoke(cli.app, ["run", *args], env=environ).exit_code
 
 
@@ -289,7 +292,7 @@ def planaria_command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_errors_are_sentences_without_traceback(tmp_path: Path) -> None:
     done = planaria_command("run", "--policy", "pray", "x.py", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "planaria: --policy pray: unknown policy; known policies: redistribute, shrink\n"
+    assert done.stderr == "planaria: --policy pray: unknown policy; known policies: redistribute, spare, shrink\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -48,6 +48,15 @@ def test_the_tiny_model_trains_alone_on_ones_own_text(tmp_path: Path) -> None:
     assert "step 10: loss" in out
 
 
+def test_little_communication_learns_as_well(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("many a thing happens\n" * 100)
+    args = ("--data", str(tmp_path / "te*t"), "--steps", "18", "--every", "6", "--batch-size", "1", "--length", "16")
+    out = run(EXAMPLES / "diloco.py", "--method", "streaming", *args, directory=tmp_path / "out")
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    assert "round 5 of groups (0,): loss" in out
+
+
 def test_before_and_after_differ_in_five_lines_and_an_import() -> None:
     before, after = (
         [line.strip() for line in (EXAMPLES / name).read_text().splitlines()[1:]]

@@ -128,6 +128,20 @@ def test_groups_of_one(tmp_path: Path) -> None:
         assert len(lines) == 7 and len(set(lines)) == 1, lines
 
 
+def test_the_others_wait_for_it(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    more = (*ONE, "--policy", "spare", "--spare-wait", "80")
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", more=more) as run:
+        standby = warm(run, 1)
+        run.settled(2)
+        run.signal(1, rank=1)
+        assert pids(run, 1, 1, 2)[1] == standby
+        run.settled(2, beyond=run.watch.step)
+        texts = [e["text"] for e in run.events("quorum")]
+        assert [text for text in texts if "lost" in text] == ["quorum 1.2: groups 0, 1 (group 1 lost)"], run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
 def test_the_only_group_cannot_move_ranks(tmp_path: Path) -> None:
     with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", groups=1) as run:
         run.settled(1)

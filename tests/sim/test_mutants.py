@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planaria.core import stepper as core
-from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId
+from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId, Ready
 from planaria.core.quorum import Lighthouse
 from planaria.core.roster import Effect, Group, Persist
 from planaria.core.stepper import Stepper
@@ -190,6 +190,28 @@ class BeginsWithAnybody(Lighthouse):
         return view.ready is not None
 
 
+class BeginsWithoutACopy(Lighthouse):
+    """Takes whoever is there for a beginning, although copies of a state were lost or are still to come."""
+
+    def _least(self) -> int:
+        return self.durable
+
+
+class CountsOnCopies(Lighthouse):
+    """Takes what was found in memory for what is found on a disk."""
+
+    def _may_begin(self, report: Ready) -> None:
+        super()._may_begin(replace(report, kept=NO_QUORUM))
+
+
+class StopsAtOnce(Lighthouse):
+    """Does not ask whether copies are left."""
+
+    def _all_lost(self) -> None:
+        self.keeps = False
+        super()._all_lost()
+
+
 class SleepsTooLong(Lighthouse):
     """Decides on news alone: what only becomes due is never done."""
 
@@ -250,6 +272,13 @@ LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
 
 SAVING = replace(BASE, save_every=1)
 SAVERS = [BelievesReportsAlone, BeginsWithAnybody]
+COPYING = replace(BASE, copy_every=1)
+KEEPERS = [
+    (BeginsWithAnybody, COPYING),
+    (BeginsWithoutACopy, COPYING),
+    (CountsOnCopies, replace(COPYING, save_every=1)),
+    (StopsAtOnce, COPYING),
+]
 
 
 @pytest.mark.parametrize(("stepper", "base", "menu"), STEPPERS, ids=lambda x: getattr(x, "__name__", ""))
@@ -270,6 +299,17 @@ def test_a_mistake_around_checkpoints_is_found(lighthouse: type[Lighthouse]) -> 
 def test_without_a_mistake_around_checkpoints_nothing_is_found() -> None:
     for seed in range(60):
         outcome = World(random_scenario(seed, SAVING)).run()
+        assert not outcome.failed, f"seed {seed}: {outcome.verdict}"
+
+
+@pytest.mark.parametrize(("lighthouse", "base"), KEEPERS, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_mistake_around_copies_in_memory_is_found(lighthouse: type[Lighthouse], base: Scenario) -> None:
+    assert hunt(lighthouse=lighthouse, base=base)
+
+
+def test_without_a_mistake_around_copies_in_memory_nothing_is_found() -> None:
+    for seed in range(60):
+        outcome = World(random_scenario(seed, COPYING)).run()
         assert not outcome.failed, f"seed {seed}: {outcome.verdict}"
 
 

@@ -16,6 +16,7 @@ import planaria.torch as pt
 from planaria.errors import NonFiniteError, UsageError
 from planaria.torch.fragments import cut
 from planaria.torch.low_comm import LowCommunication
+from planaria.torch.low_comm_worker import LowCommWorker
 
 POINTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
@@ -132,16 +133,59 @@ def test_streaming_is_the_papers() -> None:
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(values(model), values(shared), strict=True))
 
 
-def test_learning_rates_of_a_round_do_not_depend_on_how_many_shards_a_group_computes() -> None:
+@pytest.mark.parametrize("tensor", [False, True])
+def test_learning_rates_of_a_round_do_not_depend_on_how_many_shards_a_group_computes(tensor: bool) -> None:
     results = []
     for shards in (1, 4):
         job, model, inner, data = new(shards)
+        if tensor:
+            inner = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.02))
         scheduler = torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=13)
         job.protect(sync=pt.DiLoCo(model, inner, every=3, exact=True), scheduler=scheduler)
         run(job, model, inner, data, 4, scheduler)
-        results.append((scheduler.last_epoch, inner.param_groups[0]["lr"], inner.param_groups[0]["betas"]))
+        results.append((scheduler.last_epoch, float(inner.param_groups[0]["lr"]), inner.param_groups[0]["betas"]))
     assert results[0] == results[1]
     assert results[0][0] == 12
+
+
+def test_a_group_without_a_shard_to_compute_changes_nothing_but_learning_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes through the loop's body all the same, and what that makes of the model is dropped."""
+    end_shard = LowCommWorker._end_shard
+
+    def and_forget(self: LowCommWorker, *arguments: Any) -> None:
+        end_shard(self, *arguments)
+        self._computed = False  # it is told that it has computed none, when all shards are done
+
+    def outcome() -> tuple[list[Tensor], int]:
+        bodies: list[None] = []
+        job, model, inner, data = new(2)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=13)
+        stepped = inner.register_step_post_hook(lambda *_: bodies.append(None))
+        job.protect(sync=pt.DiLoCo(model, inner, every=3, exact=True), scheduler=scheduler)
+        run(job, model, inner, data, 4, scheduler)
+        stepped.remove()
+        return [*values(model), torch.tensor(inner.param_groups[0]["lr"])], len(bodies)
+
+    expected, steps = outcome()
+    monkeypatch.setattr(LowCommWorker, "_end_shard", and_forget)
+    found, more = outcome()
+    assert all(map(torch.equal, found, expected))
+    assert (steps, more) == (24, 36)
+
+
+def test_streams_go_on_where_the_round_before_ended() -> None:
+    job, model, inner, _ = new(2)
+    seen: dict[int, list[float]] = {0: [], 1: []}
+
+    def lines(shard: int, cursor: int) -> Iterator[tuple[Tensor, int]]:
+        for number in range(cursor, 100):
+            seen[shard].append(number)
+            yield POINTS[number % 64], number + 1
+
+    data = pt.ShardedStream(lines, batch_size=2)
+    job.protect(sync=pt.DiLoCo(model, inner, every=3, exact=True), data=data)
+    run(job, model, inner, data, 4)
+    assert seen == {0: list(range(24)), 1: list(range(24))}
 
 
 def test_tokens_are_weights() -> None:
@@ -244,6 +288,25 @@ def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert all(map(torch.equal, job_of(6, "parts"), whole))
 
 
+def test_what_a_void_body_has_left_moves_no_other_fragment() -> None:
+    """A body that is void ends on zero gradients; with momentum even these would move parameters."""
+    results = []
+    for void in (False, True):
+        job, model, inner, data = new()
+        sync = pt.StreamingDiLoCo(model, inner, every=4, fragments=2, delay=0)
+        job.protect(sync=sync)
+        for step in job.steps(6):
+            for batch in step.batches(data):
+                if void and sync.part is not None:
+                    for _, shared in sync.part.shared_of((step.index + 1) % 2):
+                        shared.grad = torch.zeros_like(shared)
+                model(batch).pow(2).mean().backward()
+                inner.step()
+                inner.zero_grad()
+        results.append(values(model))
+    assert all(map(torch.equal, *results))
+
+
 # --- bad input ------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +347,17 @@ def test_protected_things_that_cannot_be() -> None:
         job.protect(**objects)
         with pytest.raises(UsageError, match=sentence):
             next(iter(job.steps(2)))
+
+
+def test_the_inner_optimizer_is_not_stepped_after_the_batches() -> None:
+    job, model, inner, data = new()
+    job.protect(sync=pt.DiLoCo(model, inner, every=2))
+    with pytest.raises(UsageError, match="was stepped after"):
+        for step in job.steps(2):
+            for batch in step.batches(data):
+                model(batch).pow(2).mean().backward()
+                inner.step()
+            inner.step()
 
 
 @pytest.mark.parametrize("calls", [0, 2])

@@ -56,7 +56,7 @@ def test_one_shard_for_each_group_if_nobody_says() -> None:
         ({"PLANARIA_SHARDS": "0"}, {}, "shards"),
         ({"PLANARIA_GROUP": "-1"}, {}, "PLANARIA_GROUP"),
         ({"PLANARIA_GROUPS": "8", "PLANARIA_SHARDS": "4"}, {}, "8 groups cannot share 4 shards"),
-        ({"PLANARIA_POLICY": "hope"}, {}, "redistribute, shrink"),
+        ({"PLANARIA_POLICY": "hope"}, {}, "redistribute, spare, shrink"),
         ({"PLANARIA_REDUCTION": "slow"}, {}, "tree, fast"),
         ({}, {"shards": 0}, "shards"),
         ({}, {"shards": 2.5}, "shards"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planaria.core.messages import (
     Adopted,
     Cast,
+    Close,
     Desired,
     Died,
     Drain,
@@ -17,6 +18,7 @@ from planaria.core.messages import (
     Finished,
     Heartbeat,
     Hello,
+    Host,
     JobSpec,
     Kill,
     Leaving,
@@ -25,6 +27,7 @@ from planaria.core.messages import (
     Order,
     Phase,
     Policy,
+    Prepared,
     Present,
     Publish,
     Pulse,
@@ -81,34 +84,40 @@ def quorums(draw: st.DrawFn) -> Quorum:
     )
 
 
-specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy), st.integers(1, checks.MAX_RANK))
-pulses = st.builds(Pulse, members, phases, counts, quorum_ids, floats, floats, counts)
+waits = st.floats(0, allow_infinity=False)
+specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy), st.integers(1, checks.MAX_RANK), waits)
+pulses = st.builds(
+    Pulse, members, phases, counts, quorum_ids, floats, floats, counts, st.lists(texts, max_size=3).map(tuple)
+)
 reports: st.SearchStrategy[Report] = st.one_of(
-    st.builds(Hello, names, texts, specs, st.booleans()),
+    st.builds(Hello, names, texts, specs, st.booleans(), *[st.lists(texts, max_size=3).map(tuple)] * 2),
     st.builds(Synced),
-    st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple)),
+    st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple), ranks),
     st.builds(Present, members, ranks),
     st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids, counts, st.booleans(), quorum_ids),
     st.builds(Adopted, members, quorum_ids, counts),
     st.builds(Trouble, members, quorum_ids, counts, texts),
     st.builds(Finished, members, counts, texts),
     st.builds(Saved, members, counts, floats, texts),
-    st.builds(Died, members, texts),
+    st.builds(Died, members, texts, st.booleans(), st.booleans()),
     st.builds(Leaving, members),
+    st.builds(Prepared, members, texts),
     st.builds(Suspected, members, texts),
 )
 orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Welcome, numbers, st.lists(members, max_size=4).map(tuple)),
     st.builds(Publish, members, quorums()),
     st.builds(Refuse, members, texts),
-    st.builds(Drain, members),
+    st.builds(Drain, members, st.booleans()),
+    st.builds(Host, members, st.booleans(), st.booleans()),
     st.builds(Kill, groups, st.integers(1, 64), st.none() | ranks),
     st.builds(Desired, groups),
     st.builds(Stop, texts),
     st.builds(Resume, texts, quorum_ids),
     st.builds(Regroup, members, st.integers(1, 65535)),
     st.builds(Cast, members, ranks, facts),
-    st.builds(Migrate, groups, ranks),
+    st.builds(Migrate, groups, ranks, st.booleans()),
+    st.builds(Close, texts, st.booleans()),
     st.builds(Stay, ranks),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
@@ -136,4 +145,5 @@ statuses = st.builds(
     st.booleans(),
     st.lists(group_statuses, max_size=3).map(tuple),
     st.lists(events, max_size=3).map(tuple),
+    st.lists(texts, max_size=2).map(tuple),
 )

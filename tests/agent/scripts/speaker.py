@@ -44,6 +44,7 @@ class Rank:
         if "slow-death" in WORDS and ME.incarnation == 0:
             hold_a_thread()
         self.home = Path(os.environ["PLANARIA_DIR"])
+        (self.home / "gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         self.page = ProgressPage.create(self.home / "progress")
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(os.environ["PLANARIA_SOCKET"])

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -12,12 +13,13 @@ import planaria.torch as pt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--method", default="diloco")
-parser.add_argument("--rounds", type=int, default=24)
-parser.add_argument("--every", type=int, default=4)
+parser.add_argument("--rounds", type=int, default=60)
+parser.add_argument("--every", type=int, default=2)
 parser.add_argument("--exact", action="store_true")
 parser.add_argument("--shards", type=int)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every inner step")
 parser.add_argument("--hold", type=Path, help="until this file exists, every round of the second half takes long")
+parser.add_argument("--guard", action="store_true", help="outlive the loss of a rank")
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
 args = parser.parse_args()
 
@@ -44,17 +46,17 @@ labels = torch.randint(0, 4, (500,), generator=generator)
 data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
 job.protect(sync=sync, scheduler=scheduler)
 for step in job.steps(args.rounds):
-    for x, y in step.batches(data):
-        loss = nn.functional.cross_entropy(model(x), y)
-        if odd == "nan" and step.index == 5:
-            loss = loss * float("nan")
-        loss.backward()
-        inner.step()
-        inner.zero_grad()
-        scheduler.step()
-        step.record(loss=loss)
-        time.sleep(args.pause)
-        held = time.monotonic() + 0.3 / every
-        while args.hold and 2 * step.index >= args.rounds and time.monotonic() < held and not args.hold.exists():
-            time.sleep(0.01)
-    print(f"step {step.index} loss {step.metrics['loss']:.6f}", flush=True)
+    with step.guard() if args.guard else nullcontext():
+        for x, y in step.batches(data):
+            loss = nn.functional.cross_entropy(model(x), y)
+            if odd == "nan" and step.index == 5:
+                loss = loss * float("nan")
+            loss.backward()
+            inner.step()
+            inner.zero_grad()
+            scheduler.step()
+            step.record(loss=loss)
+            time.sleep(args.pause)
+            held = time.monotonic() + 0.6 / every
+            while args.hold and 2 * step.index >= args.rounds and time.monotonic() < held and not args.hold.exists():
+                time.sleep(0.01)

@@ -1,0 +1,113 @@
+"""A GPU and a node are drained and taken back: real agents and a real lighthouse, with ranks that only count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planaria.cli.operate import drain, find, undrain
+from planaria.core.messages import Member
+from planaria.core.roster import JobStatus
+from planaria.engines.launch import directory_of
+from planaria.errors import UsageError
+from planaria.lighthouse.client import OperatorClient
+
+from .conftest import SCRIPTS, Run, plain_environ
+from .test_run import everything_ended
+
+StartRun = Callable[..., Run]
+TRAIN = (str(SCRIPTS / "speaker.py"), "100000", "0.02")
+
+
+def refused(run: Run, verb: Callable[..., None] = drain, **words: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        verb(log_dir=run.logs, **words)
+    return str(caught.value)
+
+
+def status(run: Run) -> JobStatus:
+    target = find("", None, run.logs)
+    with OperatorClient(target.address) as client:
+        return client.status(target.job)
+
+
+def gpus_of(run: Run, group: int, incarnation: int) -> str:
+    return (directory_of(run.logs, Member(group, incarnation)) / "gpus").read_text()
+
+
+def at_work(run: Run, *members: tuple[int, int]) -> None:
+    for member in members:
+        run.until(lambda member=member: run.step_of(*member) >= 3)
+
+
+def test_a_gpu(start_run: StartRun) -> None:
+    run = start_run("--groups", "2", *TRAIN, environ=plain_environ(CUDA_VISIBLE_DEVICES="4,5,6"))
+    at_work(run, (0, 0), (1, 0))
+    node = json.loads((run.logs / "run.json").read_text())["agent"]
+    assert (gpus_of(run, 0, 0), gpus_of(run, 1, 0)) == ("4", "5")
+    assert f"node {node} has no GPU 9 of this job (GPUs: 4, 5, 6)" in refused(run, gpu=f"{node}:9")
+
+    drain(log_dir=run.logs, gpu=f"{node}:5")
+    at_work(run, (1, 1))
+    assert gpus_of(run, 1, 1) == "6", "it is not needed any more, and the group comes back on another"
+    drain(log_dir=run.logs, gpu=f"{node}:6")
+    run.until(lambda: any(e["group"] == 1 and e["data"]["incarnation"] == 1 for e in run.events("exit")))
+    run.until(lambda: [group.state for group in status(run).groups] == ["active", "drained"])
+    assert status(run).drained == (f"{node}:5", f"{node}:6")
+    assert "would end the job" in refused(run, gpu=f"{node}:4")
+    assert "would end the job" in refused(run, node=node)
+    before = run.step_of(0)
+    run.until(lambda: run.step_of(0) > before + 10)
+    assert len([e for e in run.events("start") if e["group"] == 1]) == 2, "there is no place for it"
+
+    undrain(log_dir=run.logs, gpu=f"{node}:5")
+    at_work(run, (1, 2))
+    assert gpus_of(run, 1, 2) == "5"
+    assert not run.events("lost"), "whatever left did so in order"
+    assert not [e for e in run.events("quorum") if "lost" in e["text"]]
+    run.interrupt()
+    assert run.wait() == 130 and not run.summary()["failures"]
+    everything_ended(run)
+
+
+def test_a_node(start_run: StartRun) -> None:
+    service = start_run("--groups", "1", *TRAIN)
+    about = service.logs / "run.json"
+    lighthouse = service.until(lambda: about.exists() and json.loads(about.read_text())["lighthouse"])
+    common = ("--groups", "3", "--job", "shared", "--lighthouse", lighthouse, "--local-groups")
+    one = start_run(*common, "1", *TRAIN)
+    two = start_run(*common, "2", "--first-group", "1", *TRAIN)
+    at_work(one, (0, 0))
+    at_work(two, (1, 0), (2, 0))
+    first, second = (json.loads((run.logs / "run.json").read_text())["agent"] for run in (one, two))
+
+    drain(log_dir=two.logs, node=second)
+    two.until(lambda: len(two.events("exit")) == 2)
+    assert "would end the job" in refused(one, node=first)
+    before = one.step_of(0)
+    one.until(lambda: one.step_of(0) > before + 10)
+    assert len(two.events("start")) == 2 and two.process.poll() is None, "it waits, and starts nothing"
+    assert status(two).drained == (second,)
+
+    undrain(log_dir=two.logs, node=second)
+    at_work(two, (1, 1), (2, 1))
+    assert "is not drained" in refused(two, undrain, node=second)
+    assert not two.events("lost"), "whatever left did so in order"
+    for run in (one, two, service):
+        run.interrupt()
+        assert run.wait() == 130
+    everything_ended(two)
+
+
+def test_what_makes_no_sense(start_run: StartRun) -> None:
+    run = start_run("--groups", "2", *TRAIN)
+    at_work(run, (0, 0), (1, 0))
+    both = {"group": 1, "node": "a"}
+    for words in ({}, both, {"rank": 0}, {"gpu": "a"}, {"gpu": ":1"}, {"node": "nowhere"}, {"group": 1, "rank": 1}):
+        assert refused(run, **words)
+    assert refused(run, undrain) and refused(run, undrain, node="nowhere")
+    run.interrupt()
+    assert run.wait() == 130
