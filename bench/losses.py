@@ -23,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -220,6 +221,8 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=5, help="of every loss")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=tuple(PLANS))
+    parser.add_argument("--keep", type=Path, help="directory for what the runs wrote down: events, logs")
+    parser.add_argument("--standbys", type=int, choices=(0, 1), help="only with so many")
     parser.add_argument("--only", default="", help="losses whose name contains this")
     parser.add_argument("--shape", default="", help="of these groups and ranks alone, as 1x4")
     args = parser.parse_args()
@@ -229,14 +232,16 @@ def main() -> int:
     rows = []
     for (groups, ranks), kinds in PLANS[args.device].items():
         wanted = [kind for kind in kinds if args.only in kind and args.shape in ("", f"{groups}x{ranks}")]
-        for standbys in (0, 1) if wanted else ():
+        for standbys in [n for n in (0, 1) if args.standbys in (None, n)] if wanted else ():
             if args.device == "cuda":
                 os.environ["CUDA_VISIBLE_DEVICES"] = CROSSED + ",0" * standbys
             with (
-                tempfile.TemporaryDirectory() as name,
-                Bench(groups, ranks, standbys, Path(name), args.seed, args.device, BUDDY * (groups == 1)) as bench,
+                _directory(args.keep, f"{groups}x{ranks}-{standbys}") as name,
+                Bench(groups, ranks, standbys, name, args.seed, args.device, BUDDY * (groups == 1)) as bench,
             ):
                 for kind in wanted:
+                    if args.device == "cuda" and "moves" in kind and not standbys:
+                        continue  # there is no GPU for the process that it would move to
                     found = []
                     for _ in range(args.times):
                         strike, hurt = _losses(bench, bench.calm(), kind)
@@ -263,6 +268,17 @@ def _copies(seed: int) -> str:
             rows.append([str(buddy or "-"), str(len(steps)), f"{statistics.median(steps):.4f}", f"{mean:.4f}"])
             print(rows[-1], flush=True)
     return report.table(("copies every", "steps", "step s, median", "mean of nine in ten"), rows)
+
+
+@contextmanager
+def _directory(keep: Path | None, name: str) -> Iterator[Path]:
+    """For one run's files, gone afterwards unless they are to be kept."""
+    if keep is not None:
+        (keep / name).mkdir(parents=True)
+        yield keep / name
+        return
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
 
 
 def _row(groups: int, ranks: int, standbys: int, kind: str, found: list[Found], step: float) -> list[str]:

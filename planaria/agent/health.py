@@ -25,7 +25,7 @@ _MOST_STRANGE = 8  # are told: whoever reads that many knows what is wrong
 
 @dataclass(frozen=True, slots=True)
 class HealthWatch:
-    """What is watched on this node. ``gpus``: those that its groups share, as CUDA_VISIBLE_DEVICES names them."""
+    """What is watched on this node. ``gpus``: those that its groups share, as their driver's variable names them."""
 
     table: HealthTable
     gpus: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class HealthWatch:
     def _sensors(self) -> list[Sensor]:
         found = []
         if self.gpus:
-            found.append(Sensor(("nvml", *self.gpus), "the reader of the GPUs' health", self.table.every))
+            found.append(Sensor(("gpus", *self.gpus), "the reader of the GPUs' health", self.table.every))
         if (command := self.table.command) is not None:
             words = ("command", *command.argv)
             found.append(Sensor(words, "the runner of the health command", command.every, guards_itself=True))

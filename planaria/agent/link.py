@@ -11,12 +11,14 @@ import grpc
 import grpc.aio
 
 from planaria.core.messages import Event, Hello, Order, Publish, Report, Synced, Welcome
-from planaria.errors import ProtocolError
+from planaria.errors import ProtocolError, UsageError
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import open_channel
 from planaria.wire.checks import clip
 from planaria.wire.codec import decode_order, encode_report
 from planaria.wire.control_pb2_grpc import LighthouseStub
+from planaria.wire.credentials import Credentials, Pem
+from planaria.wire.roles import Role
 from planaria.wire.status import decode_event, decode_status
 
 # After a stream that broke, the first retry comes at once and gRPC itself paces connecting. These bound the pauses
@@ -31,6 +33,9 @@ _REMIND_SECONDS = 30.0
 _DRAIN_SECONDS = 1.0
 # The same when an agent leaves; the end of a run is worth more patience than one of many tries.
 _LEAVE_SECONDS = 5.0
+
+# To try again would be pointless.
+_FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
 
 _Stream = grpc.aio.StreamStreamCall[pb.AgentFrame, pb.LighthouseFrame]
 
@@ -62,6 +67,7 @@ class Link:
         self._leaving = False
         self._gone = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
+        self._shown: Pem | None = None  # the credentials that it was opened with
         self._stale_noted = 0
         self._refusals: set[str] = set()  # noted since the link was up last
 
@@ -73,11 +79,12 @@ class Link:
     async def run(self, address: str) -> None:
         """Keep a stream to the lighthouse at ``address`` (host:port) open until cancelled."""
         self.address = address
-        self._channel = open_channel(address)
-        watchdog = asyncio.get_running_loop().create_task(self._watch_silence(self._channel))
+        self._channel, self._shown = open_channel(address), _shown()
+        watchdog = asyncio.get_running_loop().create_task(self._watch_silence())
         try:
             pause = 0.0
             while True:
+                await self._show_newest()
                 heard = await self._attend()
                 if self._leaving:
                     self._gone.set()
@@ -153,7 +160,7 @@ class Link:
                     self._on_order(order)
         except grpc.RpcError as error:
             self._down(_reason(error))
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() in _FINAL:
                 self._on_refused(_reason(error))
         except ProtocolError as error:
             heard = False  # it will say the same again: do not hurry back
@@ -214,17 +221,36 @@ class Link:
             self._refusals.add(why)  # it is asked again within a second, and will say the same for as long as it lasts
             self._on_note("link", f"the lighthouse at {self.address} refused the stream: {why}")
 
-    async def _watch_silence(self, channel: grpc.aio.Channel) -> None:
+    async def _show_newest(self) -> None:
+        """A channel shows the certificate with which it was opened; one for which there is a newer one is replaced."""
+        try:
+            shown = _shown()
+            if shown == self._shown:
+                return
+            made = open_channel(self.address)
+        except UsageError:
+            return  # half replaced
+        assert self._channel is not None
+        old, self._channel, self._shown = self._channel, made, shown
+        await old.close(None)
+
+    async def _watch_silence(self) -> None:
         """Say again and again, until a lighthouse is heard for the first time, that and why there is none."""
         pause = _UNREACHABLE_AFTER
         while True:
             await asyncio.sleep(pause)
             pause = _REMIND_SECONDS
-            why = await _trouble(channel)
+            assert self._channel is not None
+            why = await _trouble(self._channel)
             if self.epoch:
                 return
             if why:
                 self._on_note("link", f"no lighthouse answers at {self.address} yet ({why}); trying on")
+
+
+def _shown() -> Pem | None:
+    credentials = Credentials.given((Role.AGENT,))
+    return None if credentials is None else credentials.read()
 
 
 async def _trouble(channel: grpc.aio.Channel) -> str:

@@ -1,4 +1,4 @@
-"""A sensor: ``python -m planaria.agent.sensor_main PARENT EVERY CWD nvml GPU… | command WORD…``.
+"""A sensor: ``python -m planaria.agent.sensor_main PARENT EVERY CWD gpus GPU… | command WORD…``.
 
 Single-threaded, and started by ``planaria.agent.sensors``. Reads every EVERY seconds, and prints a line for each round.
 """
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from planaria.agent.amdgpu import AmdGpus
 from planaria.agent.nvml import Nvml, Unreadable
 from planaria.agent.proc import die_with_parent
 from planaria.agent.sitecommand import SiteCommand
@@ -20,9 +21,9 @@ from planaria.core.health import Reading
 
 def main() -> None:
     parent, every, cwd, kind, *words = sys.argv[1:]
-    if kind == "nvml":
+    if kind == "gpus":
         die_with_parent(int(parent))
-        _read_nvml(float(every), words)
+        _read_gpus(float(every), words)
     else:
         # In order, so that what the command has begun ends with it.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -30,17 +31,17 @@ def main() -> None:
         _run_command(float(every), words, cwd)
 
 
-def _read_nvml(every: float, gpus: list[str]) -> None:
+def _read_gpus(every: float, gpus: list[str]) -> None:
     try:
-        nvml = Nvml(gpus)
+        reader = AmdGpus(gpus) if AmdGpus.here() else Nvml(gpus)
     except Unreadable as error:
         _note(str(error))
         return
-    for sentence in nvml.missing:
+    for sentence in reader.missing:
         _note(sentence)
-    _tell(nvml.read(0.0))  # so that what is heard at once counts beside it
+    _tell(reader.read(0.0))  # so that what is heard at once counts beside it
     while True:
-        _tell(nvml.read(every))
+        _tell(reader.read(every))
 
 
 def _run_command(every: float, argv: list[str], cwd: str) -> None:

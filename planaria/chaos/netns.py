@@ -19,6 +19,8 @@ from pathlib import Path
 
 from planaria.chaos.session import Script, end, run_command, spawn
 from planaria.errors import PlanariaError, UsageError
+from planaria.wire import authority
+from planaria.wire.credentials import ENVIRONMENT
 
 PREFIX = "planaria-chaos-"
 # Addresses inside the namespaces only; nothing outside ever sees them.
@@ -109,6 +111,14 @@ class Networks:
     def mend(self, group: int) -> None:
         _ip("-n", self.hub, "link", "set", _cable(group), "up")
 
+    def limit(self, group: int, mbit: float) -> None:
+        """From now on the group sends, and receives, at most so many million bits a second."""
+        # A burst is the least that a timer of a hundredth of a second needs; a queue that holds a tenth of a second is
+        # that of a long line.
+        rate = ["rate", f"{mbit}mbit", "burst", f"{max(16000, int(mbit * 1e6 / 8 / 100))}", "latency", "100ms"]
+        _tc("-n", self.of(group), "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
+        _tc("-n", self.hub, "qdisc", "replace", "dev", _cable(group), "root", "tbf", *rate)
+
     def close(self) -> None:
         for name in (self.hub, *(self.of(group) for group in range(self._groups))):
             _delete(name)
@@ -125,6 +135,7 @@ class NamespacedRun:
         self.network: Networks | None = Networks(script.groups)
         self._agents: list[subprocess.Popen[bytes]] = []
         self._lighthouse: subprocess.Popen[bytes] | None = None
+        self._environ: dict[str, str] = {}
 
     @property
     def directories(self) -> Sequence[Path]:
@@ -147,13 +158,21 @@ class NamespacedRun:
 
     def _start_lighthouse(self) -> None:
         assert self.network is not None
+        self._trust()
         store = str(self._directory / "lighthouse.db")
         command = [sys.executable, "-m", "planaria", "lighthouse", "--bind", LIGHTHOUSE, "--store", store]
         log = self._directory / "lighthouse.log"
-        self._lighthouse = spawn(inside(self.network.hub, command), dict(os.environ), log)
+        self._lighthouse = spawn(inside(self.network.hub, command), self._environ, log)
+
+    def _trust(self) -> None:
+        """What is not on one machine needs credentials, were it namespaces only."""
+        where = self._directory / "credentials"
+        if not where.exists():
+            authority.init(where, days=1)
+        self._environ = {**os.environ, ENVIRONMENT: str(where)}
 
     def _spawn(self, namespace: str, command: Sequence[str], log: Path) -> None:
-        self._agents.append(spawn(inside(namespace, command), dict(os.environ), log))
+        self._agents.append(spawn(inside(namespace, command), self._environ, log))
 
     def poll(self) -> int | None:
         codes = [agent.poll() for agent in self._agents]
@@ -199,6 +218,14 @@ def _delete(name: str) -> None:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    _run("ip", *words)
+
+
+def _tc(*words: str) -> None:
+    _run("tc", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise PlanariaError(f"`ip {' '.join(words)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+        raise PlanariaError(f"`{' '.join(words)}` failed: {done.stderr.strip() or done.stdout.strip()}")

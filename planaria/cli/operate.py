@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from planaria.cli.certs import CredentialsOption
 from planaria.cli.logdir import lives, read_run, read_summary
 from planaria.core.messages import NO_QUORUM, Event
 from planaria.core.roster import GroupStatus, JobStatus
@@ -60,6 +61,7 @@ def status(
     lighthouse: AddressOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Show what a job's groups are doing."""
     target = find(job, lighthouse, log_dir)
@@ -84,6 +86,7 @@ def kill(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Send a signal to the processes of a group, or to one of them, to see how the job takes it."""
     number = signal_number(signal)
@@ -96,6 +99,7 @@ def drain(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Have a group leave in order: the others go on without a pause."""
     with _connect(job, lighthouse, log_dir) as (client, name):
@@ -108,6 +112,7 @@ def migrate(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Have a standby take the place of a process of a group. Nothing is lost, and the others go on without a pause."""
     with _connect(job, lighthouse, log_dir) as (client, name):
@@ -119,6 +124,7 @@ def evict(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Declare a group dead that nobody can reach, so that the others need not wait for it."""
     with _connect(job, lighthouse, log_dir) as (client, name):
@@ -130,6 +136,7 @@ def scale(
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Change the number of groups while the job runs."""
     if groups > MAX_GROUP:

@@ -23,6 +23,8 @@ from planaria.engines.nodestream import DEFAULT_ADDRESS
 from planaria.errors import UsageError
 from planaria.wire.channel import split_address
 from planaria.wire.checks import MAX_RANK
+from planaria.wire.credentials import Credentials
+from planaria.wire.roles import Role
 
 DEVICES = ("cpu", "cuda")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -106,6 +108,7 @@ def check(options: RunOptions) -> None:
     """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory."""
     _check_numbers(options)
     _check_devices(options)
+    Credentials.given((Role.AGENT,))
     if options.reduction not in REDUCTIONS:
         raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
     if options.exact not in (None, *PROMISES):
@@ -186,7 +189,7 @@ def gpus_of(options: RunOptions) -> Gpus:
 
 def health_watch(options: RunOptions) -> HealthWatch | None:
     """What is watched on this node."""
-    return None if options.health is None else HealthWatch(options.health, gpus_of(options).nvidia)
+    return None if options.health is None else HealthWatch(options.health, gpus_of(options).ids)
 
 
 def _check_devices(options: RunOptions) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from planaria.cli import options as opts
+from planaria.cli.certs import CredentialsOption
 from planaria.cli.logdir import directory_given
 from planaria.cli.node import help_out
 from planaria.cli.options import RunOptions
@@ -57,7 +58,9 @@ def run(
     policy: Annotated[
         str, _option("--policy", help="For a lost group's shards: redistribute or shrink.")
     ] = "redistribute",
-    reduction: Annotated[str, _option("--reduction", help="tree (bit-exact) or fast.")] = "tree",
+    reduction: Annotated[
+        str, _option("--reduction", help="tree (bit-exact), fast, int8 or fp8 (for slow links).")
+    ] = "tree",
     exact: Annotated[
         str | None,
         _option("--exact", help="bits or samples: what is promised; default: what the script says, else bits on CPUs."),
@@ -123,6 +126,7 @@ def run(
         str | None,
         _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
     ] = None,
+    credentials: CredentialsOption = None,
 ) -> None:
     """Run SCRIPT in replica groups. A group that dies is replaced; the others go on, and no step is lost.
 

@@ -70,7 +70,10 @@ class Policy(Enum):
     SHRINK = "shrink"  # they are left out and the mean is taken over the shards present
 
 
-REDUCTIONS = ("tree", "fast")  # fixed brackets, so bit-exact; or each member's own sums first. The default first.
+# Fixed brackets, so bit-exact; each member's own sums first; fixed brackets over every shard's own gradient, which
+# travels in eight bits a number. The default first.
+CODED = ("int8", "fp8")
+REDUCTIONS = ("tree", "fast", *CODED)
 PROMISES = ("bits", "samples")  # about the result: see planaria.torch.exactness
 
 

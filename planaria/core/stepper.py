@@ -28,7 +28,7 @@ from planaria.core.messages import (
     Standing,
     Trouble,
 )
-from planaria.core.tree import Node, maximal_nodes
+from planaria.core.tree import Node, leaves, maximal_nodes
 
 # --- effects for the control side -----------------------------------------------------------------------------
 
@@ -100,8 +100,9 @@ class Exchange:
     step: int
     owned: tuple[frozenset[int], ...]
 
-    def nodes(self, shards: int) -> tuple[tuple[Node, ...], ...]:
-        return tuple(maximal_nodes(o, shards) for o in self.owned)
+    def nodes(self, shards: int, merged: bool = True) -> tuple[tuple[Node, ...], ...]:
+        """The subtrees whose sums each rank holds. ``merged``: siblings are added up as soon as both are there."""
+        return tuple((maximal_nodes if merged else leaves)(o, shards) for o in self.owned)
 
     @property
     def present(self) -> int:

@@ -60,9 +60,7 @@ def children(node: Node) -> tuple[Node, Node]:
 
 def maximal_nodes(owned: Collection[int], shards: int) -> tuple[Node, ...]:
     """The fewest subtrees that cover exactly the shards ``owned``, ascending: what a group has to send."""
-    marks = sorted(set(owned))
-    if marks and not 0 <= marks[0] <= marks[-1] < shards:
-        raise ValueError(f"shards {marks[0]}..{marks[-1]} are owned, but the job has only 0..{shards - 1}")
+    marks = _ascending(owned, shards)
     found: list[Node] = []
 
     def visit(node: Node, low: int, high: int) -> None:  # marks[low:high] lie below node
@@ -76,6 +74,11 @@ def maximal_nodes(owned: Collection[int], shards: int) -> tuple[Node, ...]:
 
     visit(root(shards), 0, len(marks))
     return tuple(found)
+
+
+def leaves(owned: Collection[int], shards: int) -> tuple[Node, ...]:
+    """The shards ``owned`` as subtrees of one shard each, ascending: what a group has to send if nothing was merged."""
+    return tuple(Node(shard, shard + 1) for shard in _ascending(owned, shards))
 
 
 def merge_plan(held: Collection[Node], shard: int, shards: int) -> tuple[Merge, ...]:
@@ -145,6 +148,13 @@ def fold_plan(nodes: Sequence[Node], shards: int) -> tuple[tuple[int, int], ...]
 
     visit(root(shards), 0, len(ordered))
     return tuple(pairs)
+
+
+def _ascending(owned: Collection[int], shards: int) -> list[int]:
+    marks = sorted(set(owned))
+    if marks and not 0 <= marks[0] <= marks[-1] < shards:
+        raise ValueError(f"shards {marks[0]}..{marks[-1]} are owned, but the job has only 0..{shards - 1}")
+    return marks
 
 
 def _check_apart(ordered: Sequence[Node], shards: int) -> None:

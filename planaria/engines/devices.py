@@ -17,11 +17,6 @@ class Gpus:
     ids: tuple[str, ...] = ()
     variables: tuple[str, ...] = (_CUDA,)
 
-    @property
-    def nvidia(self) -> tuple[str, ...]:
-        """Those that are not AMD's."""
-        return () if _HIP in self.variables else self.ids
-
     def env(self, ids: tuple[str, ...]) -> dict[str, str]:
         return {variable: ",".join(ids) for variable in self.variables}
 

@@ -8,7 +8,6 @@ on its bell. Where gradients are on a device, the life has a half there too (dev
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 import time
@@ -23,7 +22,7 @@ from torch._C._distributed_c10d import Work
 
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError
-from planaria.exchange.device import CPU, DeviceLink, Shelf, load_kernels, warm_up
+from planaria.exchange.device import CPU, DeviceLink, Shelf, load_kernels
 from planaria.exchange.rendezvous import NEVER, Group, form_group, reason
 from planaria.exchange.sockets import Lines
 from planaria.exchange.waiting import Bell, Pending
@@ -327,23 +326,12 @@ class Communicators:
         self._column = column
         self._device = device
         self._shelf = None if device.type == "cpu" else Shelf(device)
-        self._warming: threading.Thread | None = None
         self._lock = threading.Lock()
         self._lives: dict[QuorumId, Communicator] = {}
         self._formed: set[QuorumId] = set()
         self._threads: dict[Communicator, threading.Thread] = {}
         self._longest = 0.0  # seconds
         self._closed = False
-
-    def warm_up(self) -> None:
-        """While there is time: load what the first life on a device needs, so that it forms as fast as later ones."""
-        if self._device.type != "cpu" and self._warming is None:
-            self._warming = threading.Thread(target=self._warm_up, name="planaria-warm-up", daemon=True)
-            self._warming.start()
-
-    def _warm_up(self) -> None:
-        with contextlib.suppress(CommunicatorError):  # the first life fails by it too, and tells
-            warm_up(self._device)
 
     def form(self, quorum: Quorum) -> None:
         """Begin to form the communicator of ``quorum``. A quorum that was given before is not formed again.
@@ -396,8 +384,6 @@ class Communicators:
         with self._lock:
             self._closed = True
             ids, threads = list(self._lives), list(self._threads.values())
-        if self._warming is not None:
-            threads.append(self._warming)
         for quorum_id in ids:
             self.drop(quorum_id, "the rank is ending")
         for thread in threads:

@@ -7,6 +7,7 @@ life, and takes NCCL down itself as its last act, while the next life forms in a
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from planaria.errors import PlanariaError
+from planaria.errors import CommunicatorError, PlanariaError
 from planaria.exchange.checksum import LANE, ROW, Checksum
+from planaria.exchange.codes import BLOCK, CODECS, Coded, Coder, coded_bytes
 from planaria.exchange.folding import Divisor, fold_on_device
 from planaria.exchange.nccl import UNIQUE_ID_BYTES, Nccl, unique_id
 
@@ -91,6 +93,7 @@ class DeviceLink:
 
 
 _loaded: set[torch.device] = set()
+_warmed: set[torch.device] = set()
 _loading = threading.Lock()
 
 
@@ -108,6 +111,13 @@ def load_kernels(device: torch.device) -> None:
         out.add_(some[0]).zero_().copy_(some[1])
         probes[1] = probes.isfinite().all()
         probes.tolist()
+        for codec in CODECS:
+            numel = 5 * BLOCK // 2
+            coder, source = Coder(codec, device, chunk=BLOCK), torch.zeros(numel, dtype=torch.float32, device=device)
+            wire = torch.empty(coded_bytes(numel), dtype=torch.uint8, device=device)
+            coder.encode(source, Coded.within(wire, numel, codec), 0, 0)
+            coder.decode(Coded.within(wire, numel, codec), source)
+            torch.sub(source, source, out=source)
         sums = torch.zeros(2, dtype=torch.int64, device=device)
         block = torch.zeros((ROW + 1) * LANE, dtype=torch.uint8, device=device)
         sums[0] = Checksum(block.numel(), device).of(block)
@@ -117,14 +127,24 @@ def load_kernels(device: torch.device) -> None:
 
 def warm_up(device: torch.device) -> None:
     """Have this process load what NCCL loads for its first communicator, which takes longer than forming one: by
-    making one without peers. In a thread of its own, for it lasts more than a second. Raises CommunicatorError."""
+    making one without peers, beside whatever the caller does meanwhile. It lasts about a second and then ends; a
+    process that ends earlier waits for it, for a driver that is unloaded under a thread takes the process with it."""
+    with _loading:
+        known = device in _warmed
+        _warmed.add(device)
+    if device.type != "cpu" and not known:
+        threading.Thread(target=_warm_up, args=(device,), name="planaria-warm-up", daemon=False).start()
+
+
+def _warm_up(device: torch.device) -> None:
     torch.cuda.set_device(device)
-    link = DeviceLink(device, 0, [], lambda: None)
-    try:
-        load_kernels(device)
-        link.form(lambda mine: [mine])
-    finally:
-        link.end()
+    with contextlib.suppress(CommunicatorError):  # the first life will fail by it too, and tell
+        link = DeviceLink(device, 0, [], lambda: None)
+        try:
+            load_kernels(device)
+            link.form(lambda mine: [mine])
+        finally:
+            link.end()
 
 
 class Shelf:

@@ -41,8 +41,8 @@ class DeviceEngine(Engine):
     """Holds, beyond what is submitted, results as large as all buckets, which lives hand on to each other, and receive
     buffers: as a rule two for each sum that comes from a peer, as large as this member's share of the largest piece."""
 
-    def __init__(self, communicator: Communicator, layout: Layout, piece_bytes: int) -> None:
-        super().__init__(communicator, layout, -(-piece_bytes // ALIGNMENT) * ALIGNMENT)
+    def __init__(self, communicator: Communicator, layout: Layout, piece_bytes: int, grain: int | None = None) -> None:
+        super().__init__(communicator, layout, -(-piece_bytes // ALIGNMENT) * ALIGNMENT, grain)
         assert communicator.link is not None and communicator.shelf is not None
         self._link: DeviceLink = communicator.link
         self._shelf = communicator.shelf
@@ -80,8 +80,9 @@ class DeviceEngine(Engine):
             self._start(step)
         while self._can_launch(step):
             index = step.launched
-            if index >= AHEAD:
-                self._link.wait(self._done[index - AHEAD])
+            ahead = self._ahead(step)
+            if index >= ahead:
+                self._link.wait(self._done[index - ahead])
             if step.plan.reduction == "fast":
                 self._reduce(step, index)
             else:
@@ -104,6 +105,10 @@ class DeviceEngine(Engine):
             assert step.begun is not None
             stream.wait_event(step.begun)  # from here on the results of the last round may be written
 
+    def _ahead(self, step: Round) -> int:
+        """How many pieces may be enqueued and not done."""
+        return AHEAD
+
     # --- tree -----------------------------------------------------------------------------------------------
 
     def _travel(self, step: Round, scatter: list[int], gather: list[int], flags: Tensor | None = None) -> None:
@@ -112,6 +117,8 @@ class DeviceEngine(Engine):
         link, operands = self._link, []
         for index in gather:
             link.wire.wait_event(self._done[index])
+        for index in scatter:
+            self._prepare(step, index)
         with link.nccl.group() if link.size > 1 else contextlib.nullcontext():
             for index in scatter:
                 operands.append(self._scatter(step, index))
@@ -121,15 +128,22 @@ class DeviceEngine(Engine):
                 for peer in self._communicator.peers:
                     link.nccl.send(flags[link.rank], peer, link.wire)
                     link.nccl.receive(flags[peer], peer, link.wire)
+        self._gathered(gather)
         for index, each in zip(scatter, operands, strict=True):
             link.work.wait_event(link.wire.record_event())
             self._fold(step, index, each)
+
+    def _prepare(self, step: Round, index: int) -> None:
+        """On the wire's stream: what is to be sent of a piece is there."""
+        self._await_parts(step, self._pieces[index].bucket)
+
+    def _gathered(self, gather: list[int]) -> None:
+        """The wire's stream has the results of some pieces."""
 
     def _scatter(self, step: Round, index: int) -> list[Tensor]:
         """Inside a group: this member's share of all members' sums, in the order of the fold."""
         piece, link, mine = self._pieces[index], self._link, self._link.rank
         sums = step.submitted[piece.bucket]
-        self._await_parts(step, piece.bucket)
         share = self._shares[index][mine]
         operands = []
         for position, (rank, i) in enumerate(step.plan.positions):
@@ -224,7 +238,7 @@ class DeviceEngine(Engine):
         link, last = self._link, range(max(len(self._pieces) - SLOTS, 0), len(self._pieces))
         torch.sum(self._probes, 0, out=self._flags[link.rank])
         link.wire.wait_event(link.work.record_event())
-        self._travel(step, [], list(last) if step.plan.reduction == "tree" else [], self._flags)
+        self._travel(step, [], [] if step.plan.reduction == "fast" else list(last), self._flags)
         link.work.wait_event(link.wire.record_event())
         self._told.copy_(self._flags, non_blocking=True)
         self._whole = link.work.record_event()

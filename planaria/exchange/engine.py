@@ -22,10 +22,10 @@ TAIL_TAG, CONTROL_TAGS = 2, 3
 class Engine(ABC):
     """The exchanges of one communicator life, as far as they are its thread's work."""
 
-    def __init__(self, communicator: Communicator, layout: Layout, piece_bytes: int) -> None:
+    def __init__(self, communicator: Communicator, layout: Layout, piece_bytes: int, grain: int | None = None) -> None:
         self._communicator = communicator
         self._layout = layout
-        self._pieces: list[Piece] = cut(layout, piece_bytes)
+        self._pieces: list[Piece] = cut(layout, piece_bytes, grain)
         self._agreed: bytes | None = None  # digest of the plan that all members are known to share
 
     def mark(self) -> torch.cuda.Event | None:

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from planaria.exchange.communicator import Communicator, Transfer
 from planaria.exchange.engine import CONTROL_TAGS, Engine, read_tails
-from planaria.exchange.exchange_plan import Announcement, ExchangeResult, Piece, Plan, Round
+from planaria.exchange.exchange_plan import Announcement, ExchangeResult, Plan, Round
 from planaria.exchange.folding import fold
 from planaria.exchange.layout import Layout
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A piece whose sums are on their way to this member."""
+class Flight:
+    """A piece whose sums are on their way to this member. ``index``: which."""
 
-    piece: Piece
+    index: int
     tag: int
     arrivals: list[Transfer]
     operands: list[Tensor]
@@ -35,19 +35,21 @@ class HostEngine(Engine):
     """Owns the receive and result buffers (as large as all buckets, plus a few pieces), which no other life ever uses:
     a peer that was stopped and wakes late must not write into those of another."""
 
-    def __init__(self, communicator: Communicator, layout: Layout, piece_bytes: int, window: int) -> None:
-        super().__init__(communicator, layout, piece_bytes)
+    def __init__(
+        self, communicator: Communicator, layout: Layout, piece_bytes: int, window: int, grain: int | None = None
+    ) -> None:
+        super().__init__(communicator, layout, piece_bytes, grain)
         self._window = window
         self._results: list[Tensor] = []
         self._scratch: dict[tuple[int, int], Tensor] = {}  # by (slot in the window, position in the fold)
         self._sums: dict[int, Tensor] = {}  # "fast": own nodes added up, by bucket
         self._step: Round | None = None
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._transfers: list[Transfer] = []
         self._finite = True
 
     def tag_count(self, plan: Plan) -> int:
-        return CONTROL_TAGS + len(self._pieces) * _width(plan)
+        return CONTROL_TAGS + len(self._pieces) * tag_width(plan)
 
     def advance(self, step: Round) -> None:
         """Start what can be started; then, unless there is more to start, finish what is under way."""
@@ -55,8 +57,7 @@ class HostEngine(Engine):
             return
         if step is not self._step:
             self._step, self._finite = step, True
-            self._flights.clear()
-            self._transfers.clear()
+            self._forget()
         self._agree(step)
         if not self._results:
             self._results = [torch.zeros(numel, dtype=torch.float32, device="cpu") for numel in self._layout.buckets]
@@ -71,6 +72,11 @@ class HostEngine(Engine):
                 break
         if step.launched == len(self._pieces) and not self._flights and self._all_submitted(step):
             self._complete(step)
+
+    def _forget(self) -> None:
+        """What is under way belongs to a round that was given up: nothing of it may arrive any more."""
+        self._flights.clear()
+        self._transfers.clear()
 
     def _own_sums(self, step: Round, bucket: int) -> tuple[Tensor, ...]:
         parts = step.submitted[bucket]
@@ -89,7 +95,7 @@ class HostEngine(Engine):
             step.plan,
             self._communicator.rank,
         )
-        size, width = self._communicator.size, _width(plan)
+        size, width = self._communicator.size, tag_width(plan)
         tag = step.first_tag + CONTROL_TAGS + index * width
         what = f"exchanging bucket {piece.bucket}"
         sums = self._own_sums(step, piece.bucket)
@@ -116,7 +122,7 @@ class HostEngine(Engine):
                 self._transfers.append(self._communicator.receive(result[theirs], peer, tag + width - 1, what))
                 for i, each in enumerate(sums):
                     self._transfers.append(self._communicator.send(each[theirs], peer, tag + i, what))
-        self._flights.append(_Flight(piece, tag + width - 1, arrivals, operands))
+        self._flights.append(Flight(index, tag + width - 1, arrivals, operands))
         step.launched += 1
 
     def _scratch_for(self, slot: int, position: int) -> Tensor:
@@ -134,7 +140,7 @@ class HostEngine(Engine):
         flight = self._flights.popleft()
         for arrival in flight.arrivals:
             arrival.wait()
-        piece = flight.piece
+        piece = self._pieces[flight.index]
         share = self._results[piece.bucket][piece.share(self._communicator.rank, self._communicator.size)]
         if not share.numel():
             return
@@ -153,9 +159,13 @@ class HostEngine(Engine):
         for transfer in self._transfers:
             transfer.wait()
         self._transfers.clear()
+        self._all_arrived()
         self._communicator.settle(step.pending, ExchangeResult(self._results, payloads, finite))
 
+    def _all_arrived(self) -> None:
+        """All messages of the round are there."""
 
-def _width(plan: Plan) -> int:
+
+def tag_width(plan: Plan) -> int:
     """Tags of a piece: one per sum that a member may send, and one for the results."""
     return max(plan.counts) + 1

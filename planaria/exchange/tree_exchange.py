@@ -8,6 +8,10 @@ additions that does not depend on who computed what.
 ``fast`` adds a member's own nodes up first and then the members' sums: one message per peer and piece however many
 nodes there are, on a device the vendor's all-reduce. Same samples, but the brackets depend on who computed what.
 
+``int8`` and ``fp8`` are ``tree`` with parts and results that travel in eight bits a number (codes.py). The parts are
+those of single shards, for sums of decoded parts would not fit into eight bits and codes of sums would depend on who
+computed what. So the bits are the same whoever did, as they are with ``tree``; and a member of many shards sends more.
+
 All work is done by the communicator's thread: see host_engine and device_engine.
 """
 
@@ -18,8 +22,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from planaria.core.messages import CODED
 from planaria.core.tree import Node
 from planaria.errors import CommunicatorError
+from planaria.exchange.coded_device_engine import CodedDeviceEngine
+from planaria.exchange.coded_host_engine import CodedHostEngine
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.device_engine import DEVICE_PIECE_BYTES, DeviceEngine
 from planaria.exchange.engine import Engine
@@ -51,13 +58,10 @@ class TreeExchange:
         self._round: Round | None = None
         self._terms: object = None  # the arguments of ``begin`` of which ``_plan`` was made
         self._plan: Plan | None = None
-        self._engine: Engine
-        if communicator.link is None:
-            self._piece_bytes = piece_bytes or PIECE_BYTES
-            self._engine = HostEngine(communicator, layout, self._piece_bytes, window)
-        else:
-            self._piece_bytes = piece_bytes or DEVICE_PIECE_BYTES
-            self._engine = DeviceEngine(communicator, layout, self._piece_bytes)
+        self._window = window
+        self._piece_bytes = piece_bytes or (PIECE_BYTES if communicator.link is None else DEVICE_PIECE_BYTES)
+        self._coding: str | None = None  # the codec of the engine
+        self._engine = self._make_engine()
 
     def begin(
         self,
@@ -66,12 +70,15 @@ class TreeExchange:
         divisor: int,
         reduction: str = "tree",
         tail_bytes: int = 1024,
+        noise: int = 0,
     ) -> None:
         """Start a step's exchange. All arguments must be equal on all members; they are compared when they
-        change.
+        change, but for ``noise``.
 
-        ``nodes_by_rank``: the subtrees whose sums each rank will submit, ascending. ``tail_bytes``: the most
-        that any member will submit as its tail.
+        ``nodes_by_rank``: the subtrees whose sums each rank will submit, ascending; for a coded reduction single
+        shards. ``tail_bytes``: the most
+        that any member will submit as its tail. ``noise``: of a coded reduction, a key that no other exchange of the
+        job has, as ``noise.key_of(seed, step)``; the same exchange that is done once more has the same.
         """
         given_up, self._round = self._round, None  # of an earlier step
         if given_up is not None and not self._engine.may_give_up(given_up):
@@ -84,31 +91,44 @@ class TreeExchange:
             self._terms = terms
         plan = self._plan
         assert plan is not None
+        coding = reduction if reduction in CODED else None
+        if coding != self._coding:
+            self._coding = coding
+            self._engine = self._make_engine()
         first_tag = self._communicator.tags(self._engine.tag_count(plan))
         announced, pending = (self._communicator.pending("exchanging gradients") for _ in range(2))
-        self._round = Round(plan, first_tag, announced, pending, self._engine.mark())
+        self._round = Round(plan, first_tag, announced, pending, self._engine.mark(), noise)
 
-    def submit(self, bucket: int, parts: Sequence[Tensor]) -> None:
+    def submit(self, bucket: int, parts: Sequence[Tensor], lost: Sequence[Tensor] = ()) -> None:
         """This member's sums of one bucket: one flat fp32 tensor per node, in the order of ``nodes_by_rank``.
 
         On a device they need not be computed yet: they are what the current stream will have made of them. They are
         read until ``finish`` returns, or until the life has ended, and never written. Never blocks.
         Buckets start to travel in the order of their index.
+
+        ``lost``, for coded reductions: a tensor like each of ``parts``, to become what the exchange left out of it, for
+        error feedback (add it to the next part of the same shard; 1-bit SGD, Seide et al. 2014). It counts once
+        ``finish`` has returned.
         """
         step = self._current()
         if not 0 <= bucket < len(self._layout.buckets) or bucket in step.submitted:
             raise ValueError(f"bucket {bucket} does not exist or was submitted before")
-        if len(parts) != step.plan.own_nodes:
-            raise ValueError(f"bucket {bucket} has {len(parts)} sums, but this member has {step.plan.own_nodes} nodes")
+        if len(parts) != len(step.plan.own_nodes):
+            nodes = len(step.plan.own_nodes)
+            raise ValueError(f"bucket {bucket} has {len(parts)} sums, but this member has {nodes} nodes")
         numel, device = self._layout.buckets[bucket], self._communicator.device
-        for part in parts:
+        for part in (*parts, *lost):
             if part.dtype != torch.float32 or part.shape != (numel,) or not part.is_contiguous():
                 raise ValueError(f"a sum of bucket {bucket} is not a flat, contiguous fp32 tensor of {numel} elements")
             if part.device != device:
                 raise ValueError(f"a sum of bucket {bucket} is on {part.device}, but {device} exchanges")
+        if lost:
+            if self._coding is None or len(lost) != len(parts):
+                raise ValueError(f"{len(lost)} tensors for what {step.plan.reduction} loses of {len(parts)} sums")
+            step.lost[bucket] = tuple(each.detach() for each in lost)
         step.ready[bucket] = self._engine.mark()
         step.submitted[bucket] = tuple(part.detach() for part in parts)
-        self._communicator.post(lambda: self._engine.advance(step))
+        self._post(step)
 
     def submit_tail(self, payload: bytes) -> None:
         """This member's words to all others, delivered after all buckets. Never blocks."""
@@ -118,7 +138,7 @@ class TreeExchange:
         if len(payload) > step.plan.tail_bytes:
             raise ValueError(f"the tail has {len(payload)} bytes, more than the {step.plan.tail_bytes} agreed on")
         step.tail = payload
-        self._communicator.post(lambda: self._engine.advance(step))
+        self._post(step)
 
     def announced(self, interrupted: Callable[[], bool] = lambda: False) -> Announcement:
         """Wait for what all members said. On a device that is well before the result, which may still fail to come.
@@ -133,6 +153,18 @@ class TreeExchange:
         result = self._all_submitted("finish").pending.wait(interrupted)
         self._round = None
         return result
+
+    def _post(self, step: Round) -> None:
+        engine = self._engine
+        self._communicator.post(lambda: engine.advance(step))
+
+    def _make_engine(self) -> Engine:
+        terms = self._communicator, self._layout, self._piece_bytes
+        if self._communicator.link is None:
+            if self._coding is None:
+                return HostEngine(*terms, self._window)
+            return CodedHostEngine(*terms, self._window, self._coding)
+        return DeviceEngine(*terms) if self._coding is None else CodedDeviceEngine(*terms, self._coding)
 
     def _all_submitted(self, what: str) -> Round:
         step = self._current()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from planaria.errors import UsageError
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import open_sync_channel
 from planaria.wire.control_pb2_grpc import LighthouseStub
+from planaria.wire.credentials import ENVIRONMENT
+from planaria.wire.roles import Role
 from planaria.wire.status import decode_event, decode_status
 
 # Seconds. A lighthouse answers within milliseconds; one that restarts is back well within this.
@@ -28,7 +31,7 @@ class OperatorClient:
     def __init__(self, address: str, deadline: float = DEADLINE) -> None:
         self.address = address
         self._deadline = deadline
-        self._channel = open_sync_channel(address)
+        self._channel = open_sync_channel(address, Role.OPERATOR, Role.VIEWER)
         self._stub = LighthouseStub(self._channel)
 
     def __enter__(self) -> OperatorClient:
@@ -94,5 +97,10 @@ class OperatorClient:
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.INVALID_ARGUMENT:
             return UsageError(details)
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            return UsageError(f"the lighthouse at {self.address} refuses: {details}")
         why = "no answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(details).rsplit(": ", 1)[-1]
-        return UsageError(f"cannot reach the lighthouse at {self.address} ({why}); is it running?")
+        doubt = ""
+        if code is grpc.StatusCode.UNAVAILABLE and "refused" not in why:  # somebody is there, and hangs up
+            doubt = ", with these --credentials" if os.environ.get(ENVIRONMENT) else ", without --credentials"
+        return UsageError(f"cannot reach the lighthouse at {self.address} ({why}); is it running{doubt}?")

@@ -19,6 +19,7 @@ from planaria.errors import UsageError
 from planaria.lighthouse.jobs import Jobs
 from planaria.lighthouse.metrics import exposition
 from planaria.wire.channel import join_address, split_address
+from planaria.wire.credentials import Credentials, demand_for
 
 MAX_HEAD = 8192  # bytes of request line and headers; browsers and Prometheus send a tenth of it
 MAX_CONNECTIONS = 64  # a page takes milliseconds, so this many at once is a flood
@@ -29,8 +30,10 @@ TIMEOUT = 10.0
 class StatusPages:
     """GET /status.json, /metrics and /healthz."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, credentials: Credentials | None) -> None:
+        """With ``credentials`` they are served by TLS, to holders of certificates of any role."""
         self.address = ""
+        self._credentials = credentials
         self._jobs = jobs
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
@@ -38,8 +41,10 @@ class StatusPages:
     async def start(self, bind: str) -> None:
         """UsageError if the address is taken or senseless."""
         host, port = split_address(bind, "--http")
+        demand_for(host, "the status pages", self._credentials)
+        context = self._credentials.context() if self._credentials is not None else None
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD)
+            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD, ssl=context)
         except OSError as error:
             raise UsageError(
                 f"the status pages cannot listen on {bind}: {error.strerror}; choose another --http"

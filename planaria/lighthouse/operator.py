@@ -14,19 +14,34 @@ from planaria.lighthouse.jobs import Job, Jobs
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
 from planaria.wire.control_pb2_grpc import LighthouseServicer
+from planaria.wire.roles import CHANGE, READ, Role, roles_of
 from planaria.wire.status import encode_event, encode_status
 
 
 class Operators(LighthouseServicer):
     """The half of the service that people use. A call that names no job means the only one."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, knows_callers: bool) -> None:
         self.jobs = jobs
+        self._knows_callers = knows_callers  # by their certificates; else whoever gets here is let in
+
+    async def require(self, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]) -> None:
+        """Returns only if the caller has a role that may do this."""
+        if not self._knows_callers:
+            return
+        about = context.auth_context()
+        found = roles_of([*about.get("x509_subject_alternative_name", ()), *about.get("peer_uri", ())])
+        if not found & allowed:
+            theirs = " and ".join(sorted(role.value for role in found)) or "none that is known"
+            wanted = " or ".join(sorted(role.value for role in allowed))
+            text = f"this takes the role {wanted}; the caller's certificate says {theirs}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]
     ) -> pb.StatusReply:
         """One job, or all of them if none is named."""
+        await self.require(context, READ)
         try:
             jobs = [self.jobs.find(request.job)] if request.job else self.jobs.all()
             return pb.StatusReply(jobs=[encode_status(job.status()) for job in jobs])
@@ -98,6 +113,7 @@ class Operators(LighthouseServicer):
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[pb.WatchRequest, pb.Event]
     ) -> None:
         """The events that are kept, then every new one, until the watcher leaves."""
+        await self.require(context, READ)
         try:
             job = self.jobs.find(request.job)
         except PlanariaError as error:
@@ -116,6 +132,7 @@ class Operators(LighthouseServicer):
         choose: Callable[[Job], tuple[Verb, str]],
         context: grpc.aio.ServicerContext[Any, pb.Done],
     ) -> pb.Done:
+        await self.require(context, CHANGE)
         try:
             job = self.jobs.find(name)
             verb, text = choose(job)

@@ -23,10 +23,12 @@ from planaria.lighthouse.operator import Operators
 from planaria.lighthouse.outbox import Outbox
 from planaria.lighthouse.store import Store
 from planaria.wire import control_pb2 as pb
-from planaria.wire.channel import DEFAULT_BIND, add_port, make_server
+from planaria.wire.channel import DEFAULT_BIND, add_port, make_server, split_address
 from planaria.wire.checks import encode_member
 from planaria.wire.codec import decode_report, encode_order, encode_quorum, guarded
 from planaria.wire.control_pb2_grpc import add_LighthouseServicer_to_server
+from planaria.wire.credentials import Credentials, demand_for
+from planaria.wire.roles import ATTEND, Role
 
 log = logging.getLogger("planaria.lighthouse")
 
@@ -42,6 +44,7 @@ class Service(Operators):
 
     async def Attend(self, request_iterator: AsyncIterator[pb.AgentFrame], context: Context) -> None:
         """One agent's stream, from its Hello until either side ends it."""
+        await self.require(context, ATTEND)
         await context.send_initial_metadata(())  # at once: it tells the agent that it is connected
         try:
             hello = await _hello(context)
@@ -143,16 +146,18 @@ class Server:
         self.store = store
         self.jobs = Jobs(store)
         self.address = ""
+        self._credentials = Credentials.given((Role.LIGHTHOUSE,))
         self._grpc = make_server()
         self._pages: StatusPages | None = None
-        add_LighthouseServicer_to_server(Service(self.jobs), self._grpc)
+        service = Service(self.jobs, knows_callers=self._credentials is not None)
+        add_LighthouseServicer_to_server(service, self._grpc)
 
     async def start(self, bind: str = DEFAULT_BIND, http: str | None = None) -> Listening:
-        """UsageError if an address is taken or senseless."""
-        self.address = add_port(self._grpc, bind)
+        """UsageError if an address is taken or senseless, or strangers could reach it."""
+        self.address = add_port(self._grpc, bind, self._credentials)
         await self._grpc.start()
         if http is not None:
-            self._pages = StatusPages(self.jobs)
+            self._pages = StatusPages(self.jobs, self._credentials)
             await self._pages.start(http)
         pages = self._pages.address if self._pages is not None else None
         return Listening(self.address, pages, self.store.epoch, os.getpid())
@@ -171,6 +176,14 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+
+def refuse_strangers(bind: str, http: str | None) -> None:
+    """Raises UsageError if the addresses are senseless, or anybody could reach them."""
+    credentials = Credentials.given((Role.LIGHTHOUSE,))
+    demand_for(split_address(bind, "--bind")[0], "the lighthouse", credentials)
+    if http is not None:
+        demand_for(split_address(http, "--http")[0], "the status pages", credentials)
 
 
 def print_listening(listening: Listening) -> None:
@@ -196,6 +209,7 @@ async def serve(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    refuse_strangers(bind, http)  # before a store is made
     async with Server(Store.open(store, epoch_floor)) as server:
         listening = await server.start(bind, http)
         print_listening(listening)

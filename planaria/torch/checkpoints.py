@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from planaria.core.fingerprint import SOFT
-from planaria.core.messages import Saved
+from planaria.core.messages import Member, Saved
 from planaria.errors import ProtocolError, UsageError
 from planaria.torch import plain
 from planaria.torch.checkpoint_files import Checkpoint, checkpoints_in, prepare_directory, prune, step_directory
@@ -92,8 +92,9 @@ class Checkpoints:
     """One per rank, made by all ranks of the group together. Raises UsageError if the directory cannot be one for
     checkpoints.
 
-    ``gather`` gives every rank's payload; ``tell`` hears, on another thread, of every
-    save of this group, at rank 0; ``beat`` is called while the training thread copies, to show that it lives.
+    ``member``: the life that the group is at now; ``gather`` gives every rank's payload; ``tell`` hears, on another
+    thread, of every save of this group, at rank 0; ``beat`` is called while the training thread copies, to show that it
+    lives.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Checkpoints:
         world: GroupWorld,
         state: ProtectedState,
         total: int,
+        member: Callable[[], Member],
         gather: Callable[[bytes], list[bytes]],
         tell: Callable[[Saved], None],
         beat: Callable[[], None],
@@ -112,6 +114,7 @@ class Checkpoints:
         self._world = world
         self._state = state
         self._total = total
+        self._member = member
         self.prints: tuple[tuple[str, str], ...] = ()  # the group's fingerprint, once it is known
         self._gather = gather
         self._tell = tell
@@ -169,7 +172,8 @@ class Checkpoints:
         self._saving = step
         settings, path = self._settings, step_directory(self.schedule.directory, step)
         about = Checkpoint(path, settings.job, step, settings.seed, settings.shards, self._world.size, self.prints)
-        owner = f"rg{settings.member.group}i{settings.member.incarnation}"
+        member = self._member()
+        owner = f"rg{member.group}i{member.incarnation}"
         writer = CheckpointWriter(about, owner, self._world.rank, data)
         self._thread = threading.Thread(
             target=self._write, args=(writer, pieces, path, step, began), name="planaria-checkpoint", daemon=True
@@ -227,12 +231,12 @@ class Checkpoints:
                 prune(self.schedule.directory, self.schedule.keep)
             except OSError as error:
                 self._warn(f"old checkpoints in {self.schedule.directory} cannot be removed: {_cause(error)}")
-            self._tell(Saved(self._settings.member, step, time.monotonic() - began))
+            self._tell(Saved(self._member(), step, time.monotonic() - began))
 
     def _failed(self, step: int, began: float, trouble: str) -> None:
         self._warn(f"{trouble}. Training goes on; the next one is due at step {step + self.schedule.every}")
         if self._world.rank == 0:
-            self._tell(Saved(self._settings.member, step, time.monotonic() - began, trouble))
+            self._tell(Saved(self._member(), step, time.monotonic() - began, trouble))
 
     def _warn(self, sentence: str) -> None:
         """Once for a group."""

@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from planaria.core.messages import PROMISES, REDUCTIONS, Policy
+from planaria.core.messages import PROMISES, Policy
 from planaria.errors import UsageError
 from planaria.torch.settings import Settings
 
@@ -26,10 +26,10 @@ def choose(wanted: str | None, settings: Settings, device: torch.device) -> str:
     """
     if wanted not in (None, "", BITS, SAMPLES):
         raise UsageError(f"unknown exact={wanted!r}; known: {BITS}, {SAMPLES}")
-    rounding = settings.reduction != REDUCTIONS[0] or settings.policy is not Policy.REDISTRIBUTE
+    rounding = settings.reduction == "fast" or settings.policy is not Policy.REDISTRIBUTE
     if wanted == BITS and rounding:
         raise UsageError(
-            f"exact={BITS!r} needs the reduction {REDUCTIONS[0]!r} and the policy {Policy.REDISTRIBUTE.value!r}, not "
+            f"exact={BITS!r} needs another reduction than 'fast' and the policy {Policy.REDISTRIBUTE.value!r}, not "
             f"{settings.reduction!r} and {settings.policy.value!r}; change those, or say exact={SAMPLES!r}"
         )
     return wanted or (SAMPLES if rounding or device.type != "cpu" else BITS)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from planaria.core.tree import Merge, Node, maximal_nodes, merge_plan
+from planaria.core.tree import Merge, Node, leaves, maximal_nodes, merge_plan
 from planaria.errors import ProtocolError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.torch.buckets import Bucket, Slab, local_numel
@@ -62,6 +62,7 @@ class GradientStore:
 
     ``named_parameters`` as the model gives them; ``layout`` is made from ``local_numel`` of ``trainable(...)``.
     ``overlap=False`` collects in ``end_shard`` instead of in hooks, for scripts with several ``backward()`` per batch.
+    ``merge=False`` keeps every shard's gradients apart, for reductions that encode each of them for itself.
 
     All methods are for the training thread; hooks run in the thread that autograd uses for the device while that
     thread waits.
@@ -73,6 +74,7 @@ class GradientStore:
         shards: int,
         layout: Layout,
         overlap: bool = True,
+        merge: bool = True,
     ) -> None:
         chosen = trainable(named_parameters)
         self.names = [name for name, _ in chosen]
@@ -80,6 +82,7 @@ class GradientStore:
         self.shards = shards
         self._spread = any(isinstance(parameter, DTensor) for parameter in self.parameters)
         self._overlap = overlap
+        self._merge = merge
         self._buckets = _buckets(self.parameters, self.names, layout)
         self._held: tuple[Node, ...] = ()
         self._have: frozenset[int] = frozenset()
@@ -136,12 +139,12 @@ class GradientStore:
         if self._shard is not None:
             raise ProtocolError(f"shard {shard} was begun before shard {self._shard} ended")
         merges = merge_plan(self._held, shard, self.shards)  # refuses a shard that is held
-        self._next_nodes = maximal_nodes(self._have | {shard}, self.shards)
+        self._next_nodes = (maximal_nodes if self._merge else leaves)(self._have | {shard}, self.shards)
         self._shard, self._leaf = shard, Node(shard, shard + 1)
-        self._merges, self._on_bucket = merges, on_bucket
+        self._merges, self._on_bucket = merges if self._merge else (), on_bucket
         self._emitted = 0
         for bucket in self._buckets:
-            self._aim(bucket, merges)
+            self._aim(bucket, self._merges)
         for parameter in self.parameters:
             parameter.grad = None
         self._fired[:] = bytes(len(self._fired))

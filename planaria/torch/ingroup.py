@@ -37,7 +37,7 @@ IDLE = "planaria_idle"
 # small numbers, and a number has eight bits: after so many lives the group must be started as a whole.
 _FIRST_KIND, _KINDS = 64, 256
 _FULL = 0.75  # of the files that a process may have open; scripts need some, too
-_RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting
+_RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting, or looks at a device
 _THREADS = 2  # torch's own number for gloo: FSDP2 gathers and reduces at a time
 
 
@@ -188,7 +188,23 @@ class InGroup:
         if over:
             raise CommunicatorError("no longer wanted")
         made.eager_connect_single_device(device)
+        self._greet(made, len(ranks), device)
         return made
+
+    def _greet(self, made: Any, size: int, device: torch.device) -> None:
+        """One collective of each kind: NCCL connects the ranks in earnest when it is first used, and then the first
+        step, for which other groups wait, took 0.2 s longer (2 H200, NCCL 2.28.9)."""
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            one = torch.zeros(1, device=device)
+            each = [torch.zeros_like(one) for _ in range(size)]
+            for work in (made.allreduce([one]), made.allgather([each], [one]), made.reduce_scatter([one], [each])):
+                work.wait()
+            done = stream.record_event()
+        while not done.query():  # ends with the abort at the latest
+            time.sleep(_RETRY)
+        if self._cut:
+            raise CommunicatorError("no longer wanted")
 
     def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:
         lines = self._new_lines()

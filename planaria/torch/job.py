@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from planaria.core.messages import NO_QUORUM, Phase, Policy, Ready
 from planaria.errors import UsageError
+from planaria.exchange.device import warm_up
 from planaria.torch import exactness
 from planaria.torch import random as seeding
 from planaria.torch.buddies import Buddies, read_every
@@ -81,7 +82,7 @@ class Job:
 
     @property
     def group(self) -> int:
-        return self.settings.member.group
+        return self.settings.born.group
 
     @property
     def seed(self) -> int:
@@ -288,7 +289,15 @@ class Job:
         if self._schedule is not None:
             beat = self._page.beat if self._page is not None else lambda: None
             worker.checkpoints = Checkpoints(
-                self._schedule, self.settings, self._world, state, total, session.gather, session.tell, beat
+                self._schedule,
+                self.settings,
+                self._world,
+                state,
+                total,
+                lambda: session.member,
+                session.gather,
+                session.tell,
+                beat,
             )
 
         if (copying := read_every()) and self._world.size > 1:
@@ -343,7 +352,8 @@ def init(
         shards: the global batch of every step is this many shards (V), whoever computes them. Part of what the
             result depends on. ``planaria run --shards`` has the last word; default: the number of groups.
         policy: what happens to a lost group's shards: "redistribute" or "shrink".
-        reduction: "tree" (bit-exact) or "fast" (the vendor's all-reduce: same samples, rounding may differ).
+        reduction: "tree" (bit-exact), "fast" (the vendor's all-reduce: same samples, rounding may differ), or "int8" or
+            "fp8" (bit-exact as well, a quarter of the bytes, gradients rounded at random: docs/quantised.md).
         exact: "bits" (the weights of a run in which nothing failed; on a GPU it makes torch use deterministic kernels)
             or "samples" (no sample is lost, rounding may differ). Default: "bits" on a CPU, "samples" on GPUs, with
             the reduction "fast" and with the policy "shrink". ``planaria run --exact`` has the last word.
@@ -361,6 +371,8 @@ def init(
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
     promise = exactness.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen)
     exactness.prepare(promise, chosen)
+    if settings.socket is not None:  # there may be others to exchange with
+        warm_up(chosen)
     world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where, settings.joins)
     seeding.seed_all(settings.seed)
     return Job(settings, world, promise)

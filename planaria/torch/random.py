@@ -11,8 +11,9 @@ Derivation, fixed for good (changing it changes every run)::
 ``shard`` is -1 and ``purpose`` is 1 for the code between the exchange and the next step ("apply"); ``purpose`` is 0
 for a shard, 3 (shard -1) for the code before a step's first shard, and 2 for an epoch's permutation
 (:mod:`planaria.torch.data`, ``step`` being the epoch). Ranks of a group that have different parts of a shard's samples
-draw different numbers: part k > 0 takes the seed of purpose 4 (``step`` being k) in place of the job's. torch and CUDA
-take the 64 bits, numpy the low 32 (it takes no more), Python's ``random`` all 64.
+draw different numbers: part k > 0 takes the seed of purpose 4 (``step`` being k) in place of the job's. Purpose 5
+(shard -1) is for the noise of a coded exchange. torch and CUDA take the 64 bits, numpy the low 32 (it takes no more),
+Python's ``random`` all 64.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import xxhash
 
 _PLACE = struct.Struct("<QqqQ")
 _U64 = (1 << 64) - 1
-_SHARD, _APPLY, _EPOCH, _BEGIN, _PART = 0, 1, 2, 3, 4
+_SHARD, _APPLY, _EPOCH, _BEGIN, _PART, _NOISE = 0, 1, 2, 3, 4, 5
 
 
 def shard_seed(seed: int, step: int, shard: int, part: int = 0) -> int:
@@ -45,6 +46,11 @@ def apply_seed(seed: int, step: int) -> int:
 def epoch_seed(seed: int, epoch: int) -> int:
     """Seed, 64 bits, of the permutation of one epoch."""
     return _derive(seed, epoch, -1, _EPOCH)
+
+
+def noise_key(seed: int, step: int) -> int:
+    """Key, 64 bits, of the noise with which the exchange of a step rounds, if its reduction is a coded one."""
+    return _derive(seed, step, -1, _NOISE)
 
 
 def seed_all(seed: int) -> None:

@@ -36,6 +36,7 @@ from planaria.torch.buckets import local_numel
 from planaria.torch.control import Control
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
+from planaria.torch.scalars import recorded
 from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
 from planaria.torch.unwinding import Pipelines, unwind
@@ -78,7 +79,7 @@ class Rehearsal:
         seeding.seed_apply(settings.seed, 0)
 
     def record(self, values: Mapping[str, Any]) -> None:
-        self.metrics |= {name: float(value) for name, value in values.items()}
+        self.metrics |= {name: float(recorded(value)) for name, value in values.items()}
 
     def guard(self) -> None:
         self.guarded = True
@@ -88,7 +89,7 @@ class Rehearsal:
         """Whatever the body did not like about numbers without a meaning, it is as warm as it gets."""
         traceback.print_exception(error)
         unwind(self._modules)
-        sys.stderr.write(f"planaria: {self._settings.member} could not try a whole step; it waits all the same\n")
+        sys.stderr.write(f"planaria: {self._settings.born} could not try a whole step; it waits all the same\n")
         return True
 
     def abandon(self, frame: FrameType | None) -> NoReturn:
@@ -130,7 +131,7 @@ def await_part(settings: Settings) -> Cast:
             bell.ring()
 
     control = Control(settings.socket, None, on_order, settings.where)
-    control.send(Present(settings.member, 0))
+    control.send(Present(settings.born, 0))
     bell.wait(lambda: bool(heard), lambda: False)
     control.close()
     return heard[0]
@@ -150,7 +151,7 @@ def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
     if cast.rank != settings.rank or world.size == 1:  # a group of one has no ranks to meet: it starts as any other
         _forget()
         raise Recast
-    return replace(settings, member=cast.member, directory=directory, standby=None)
+    return replace(settings, born=cast.member, directory=directory, standby=None)
 
 
 def _forget() -> None:

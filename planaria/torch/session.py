@@ -76,13 +76,11 @@ class Session:
 
     def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, device: torch.device) -> None:
         self.settings = settings
-        self.member = settings.member  # the next incarnation of it after a rank of the group was replaced
+        self.member = settings.born  # the next incarnation of it after a rank of the group was replaced
         self.world = world
         self.page = page
         self.bell = Bell()
-        self.communicators = Communicators(
-            settings.member, settings.host, self.bell, self._on_formed, world.rank, device
-        )
+        self.communicators = Communicators(self.member, settings.host, self.bell, self._on_formed, world.rank, device)
         self.stepper: Stepper  # set by start
         self._lock = threading.Lock()  # for what follows
         self._heard: list[Quorum] = []  # not taken in yet

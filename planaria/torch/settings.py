@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.core.messages import REDUCTIONS, STANDBYS, Member, Policy
+from planaria.core.messages import CODED, REDUCTIONS, STANDBYS, Member, Policy
 from planaria.errors import UsageError
 
 
@@ -17,7 +17,7 @@ class Settings:
     """``socket`` is None for a script that runs alone: a job of one group, without agent or lighthouse."""
 
     job: str
-    member: Member
+    born: Member  # the life that the process began in: its group lives on as the next one when a rank was replaced
     groups: int
     shards: int
     seed: int
@@ -33,9 +33,14 @@ class Settings:
     standby: int | None = None  # the number of a process that waits for a rank to be lost, and tries itself as this one
 
     @property
+    def merges(self) -> bool:
+        """Whether a group adds up the gradients of its shards. Codes are made of each shard's own."""
+        return self.reduction not in CODED
+
+    @property
     def where(self) -> str:
         rank = f", rank {self.rank}" if self.world_size > 1 else ""
-        who = f"group {self.member.group}{rank}" if self.standby is None else str(self.member)
+        who = f"group {self.born.group}{rank}" if self.standby is None else str(self.born)
         return f"job {self.job}, {who}"
 
 
@@ -72,7 +77,7 @@ def read_settings(
     )
     return Settings(
         job=environ.get("PLANARIA_JOB") or f"alone-{uuid.uuid4().hex[:8]}",
-        member=member if standby is None else Member(STANDBYS, standby),
+        born=member if standby is None else Member(STANDBYS, standby),
         groups=groups,
         shards=count,
         seed=_number("seed", None, seed),

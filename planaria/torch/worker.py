@@ -86,7 +86,7 @@ class Worker:
         self.buddies: Buddies | None = None  # likewise
         self.journal = Journal(session.settings.directory)
         self._layout = Layout([local_numel(p) for _, p in named])
-        self._store = GradientStore(named, self.settings.shards, self._layout, overlap=overlap)
+        self._store = GradientStore(named, self.settings.shards, self._layout, overlap, self.settings.merges)
         self._overlap = overlap
         self._allow_unused = allow_unused
         self._buffers = BufferWatch(state.buffers())
@@ -378,11 +378,12 @@ class Worker:
             exchange = self._exchange[1]
             self._tail_bytes = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
             exchange.begin(
-                work.nodes(self.settings.shards),
+                work.nodes(self.settings.shards, self.settings.merges),
                 self.settings.shards,
                 divisor=work.present,
                 reduction=self.settings.reduction,
                 tail_bytes=self._tail_bytes,
+                noise=seeding.noise_key(self.settings.seed, work.step),
             )
         except CommunicatorError:
             return None  # the next question to the stepper tells what to do instead

@@ -7,8 +7,10 @@ import grpc.aio
 
 from planaria.errors import UsageError
 from planaria.wire.checks import MAX_MESSAGE_BYTES
+from planaria.wire.credentials import Credentials, demand_for
+from planaria.wire.roles import Role
 
-# loopback: there is no authentication yet, so other machines must be let in by will
+# loopback: to be reached from other machines takes credentials
 DEFAULT_BIND = "127.0.0.1:29510"
 
 # Heartbeats come about once a second; after two seconds of silence the peer is asked, and it has two more to
@@ -61,26 +63,37 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """An asyncio channel to a lighthouse; it connects lazily and reconnects by itself. The caller closes
-    it."""
-    return grpc.aio.insecure_channel(_target(address), options=_CLIENT)
+def open_channel(address: str, *roles: Role) -> grpc.aio.Channel:
+    """An asyncio channel to a lighthouse, in the first of ``roles`` for which there are credentials, if there are any;
+    it connects lazily and reconnects by itself, but with the files as they are now. The caller closes it."""
+    if (credentials := Credentials.given(roles or (Role.AGENT,))) is None:
+        return grpc.aio.insecure_channel(_target(address), options=_CLIENT)
+    made, options = credentials.channel()
+    return grpc.aio.secure_channel(_target(address), made, options=[*_CLIENT, *options])
 
 
-def open_sync_channel(address: str) -> grpc.Channel:
-    """A blocking channel to a lighthouse, for commands. The caller closes it."""
-    return grpc.insecure_channel(_target(address), options=_CLIENT)
+def open_sync_channel(address: str, *roles: Role) -> grpc.Channel:
+    """The same as a blocking channel, for commands."""
+    if (credentials := Credentials.given(roles)) is None:
+        return grpc.insecure_channel(_target(address), options=_CLIENT)
+    made, options = credentials.channel()
+    return grpc.secure_channel(_target(address), made, options=[*_CLIENT, *options])
 
 
 def make_server() -> grpc.aio.Server:
     return grpc.aio.server(options=_SERVER)
 
 
-def add_port(server: grpc.aio.Server, bind: str) -> str:
-    """Bind ``server``, port 0 meaning any; the address it is bound to. UsageError if that is impossible."""
+def add_port(server: grpc.aio.Server, bind: str, credentials: Credentials | None) -> str:
+    """Bind ``server``, port 0 meaning any; the address it is bound to. UsageError if that is impossible, or strangers
+    could reach it."""
     host, _ = split_address(bind, "--bind")
+    demand_for(host, "the lighthouse", credentials)
     try:
-        port = server.add_insecure_port(bind)
+        if credentials is None:
+            port = server.add_insecure_port(bind)
+        else:
+            port = server.add_secure_port(bind, credentials.server())
     except RuntimeError as error:
         raise UsageError(
             f"the lighthouse cannot listen on {bind}; does another one run? Choose another --bind ({error})"

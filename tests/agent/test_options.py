@@ -86,7 +86,7 @@ def test_good_options_pass_and_make_the_directory(good: RunOptions) -> None:
         ({"checkpoint_every": 0}, "--checkpoint-every 0: must be at least 1"),
         ({"checkpoint_keep": -1}, "--checkpoint-keep -1: must be at least 1"),
         ({"checkpoint": Path("/proc/nowhere")}, "--checkpoint /proc/nowhere: cannot write there"),
-        ({"reduction": "magic"}, "--reduction magic: unknown; known reductions: tree, fast"),
+        ({"reduction": "magic"}, "--reduction magic: unknown; known reductions: tree, fast, int8, fp8"),
         ({"job": "a/b"}, "--job 'a/b'"),
         ({"job": ""}, "--job ''"),
         ({"lighthouse": "nowhere"}, "--lighthouse 'nowhere' is not of the form host:port"),
@@ -203,7 +203,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[RunO
 
 def invoke(*args: str, **environ: str) -> int:
     if not cli.app.registered_commands:
-        cli._register()
+        cli._register(())
     return CliRunner().invoke(cli.app, ["run", *args], env=environ).exit_code
 
 

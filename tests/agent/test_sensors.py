@@ -53,5 +53,5 @@ async def test_what_a_command_has_begun_ends_with_its_sensor(tmp_path: Path) -> 
 
 async def test_without_anything_to_read_it_says_why_and_ends(tmp_path: Path) -> None:
     notes: list[str] = []
-    await read_out(Sensor(("nvml", "no-such-gpu"), "the sensor", 0.1), tmp_path / "log", lambda _: None, notes.append)
+    await read_out(Sensor(("gpus", "no-such-gpu"), "the sensor", 0.1), tmp_path / "log", lambda _: None, notes.append)
     assert len(notes) == 1 and "are not read" in notes[0]

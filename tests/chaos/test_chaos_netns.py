@@ -76,6 +76,16 @@ def test_a_cut_group_is_out_of_reach_until_it_is_mended(networks: Networks, serv
 
 
 @needs_root
+def test_a_line_has_the_rate_that_it_was_given_last(networks: Networks, server: subprocess.Popen[bytes]) -> None:
+    networks.limit(0, 100)
+    networks.limit(0, 20)
+    for place, device in ((networks.of(0), "eth0"), (networks.hub, "group0")):
+        command = ["tc", "-n", place, "qdisc", "show", "dev", device]
+        assert "rate 20Mbit" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    until(lambda: reaches(networks.of(1), networks.address(0), 2))
+
+
+@needs_root
 def test_the_hub_is_out_of_the_machines_own_network(networks: Networks) -> None:
     shown = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True).stdout
     assert HUB_ADDRESS not in shown

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.core.tree import Merge, Node, children, fold_plan, maximal_nodes, merge_plan, root
+from planaria.core.tree import Merge, Node, children, fold_plan, leaves, maximal_nodes, merge_plan, root
 
 Floats = npt.NDArray[np.float32]
 quick = settings(max_examples=60, deadline=None)  # no deadline: the machine may be busy
@@ -117,6 +117,10 @@ def test_owning_nothing_is_no_node() -> None:
     assert maximal_nodes((), 8) == ()
 
 
+def test_leaves_are_what_is_held_if_nothing_was_merged() -> None:
+    assert leaves({7, 4, 5}, 8) == (Node(4, 5), Node(5, 6), Node(7, 8))
+
+
 def test_two_groups_with_one_half_each_need_one_addition() -> None:
     assert fold_plan([Node(0, 4), Node(4, 8)], 8) == ((0, 1),)
 
@@ -181,6 +185,8 @@ def test_other_bad_input_is_refused_with_a_sentence() -> None:
         children(Node(3, 4))
     with pytest.raises(ValueError, match=r"only 0\.\.3"):
         maximal_nodes({3, 4}, 4)
+    with pytest.raises(ValueError, match=r"only 0\.\.3"):
+        leaves({3, 4}, 4)
     with pytest.raises(ValueError, match="count its samples twice"):
         merge_plan([Node(0, 2)], 1, 4)
     with pytest.raises(ValueError, match="not in this job"):

@@ -27,7 +27,8 @@ def pids(run: Run, group: int, incarnation: int, ranks: int) -> dict[int, int]:
 @pytest.mark.parametrize("layout", ["tp", "pp", "fsdp-tp", "pp-fsdp"])
 def test_ranks_are_replaced_under_the_others(tmp_path: Path, unhurt: Callable[[str], str], layout: str) -> None:
     ranks = LAYOUTS[layout]
-    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01") as run:
+    saving = ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "5")
+    with start(tmp_path / "run", layout, "--guard", "--pause", "0.01", more=saving) as run:
         before = pids(run, 1, 0, ranks)
         run.signal(1, rank=ranks - 1)
         after = pids(run, 1, 1, ranks)
@@ -36,6 +37,9 @@ def test_ranks_are_replaced_under_the_others(tmp_path: Path, unhurt: Callable[[s
         run.signal(0, rank=0)  # the host of both rendezvous, and the one that speaks for its group
         after = pids(run, 0, 1, ranks)
         assert {rank for rank in before if before[rank] == after[rank]} == set(range(1, ranks)), run.log()
+        # Ranks that began in different lives of their group write one checkpoint.
+        saved = "group 0 (incarnation 1) saved"
+        run.until(lambda: any(event["text"].startswith(saved) for event in run.events("saved")), "a save")
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt(layout)}, run.log()
         assert len(run.events("regroup")) == 2 and len(run.events("lost")) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planaria.core.messages import Phase
-from tests.e2e.harness import Run
+from tests.e2e.harness import Run, alone
 
 pytestmark = pytest.mark.e2e
 Quiet = Callable[..., str]
@@ -153,6 +153,15 @@ def test_fast_reduction_loses_nothing(tmp_path: Path) -> None:
         assert len(run.digests()) == 1  # equal on all groups, though not those of the tree
         shards = {s for _, s in _shards_by_step(run)}
         assert shards == {6}
+
+
+def test_codes_have_the_bits_of_a_run_alone(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", *SLOW, options=("--reduction", "int8")) as run:
+        run.step(10)
+        run.signal(1)
+        run.incarnation(1, 1)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {alone(tmp_path, "--steps", "80", reduction="int8")}, run.log()
 
 
 def test_shrink_goes_on_with_fewer_samples(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import Node, children, root
 from planaria.exchange import device_healing, healing
 from planaria.exchange.checksum import Checksum
+from planaria.exchange.codes import Coded, Coder, coded_bytes, mean_key, part_key
 from planaria.exchange.communicator import Communicator, Communicators, Transfer
 from planaria.exchange.healing import receive, serve
 from planaria.exchange.layout import Layout
@@ -125,6 +126,29 @@ def expected(seed: int, shards: int, numels: tuple[int, ...]) -> list[Tensor]:
     return [sums(root(shards), seed, n) / shards for n in layout.buckets]
 
 
+def coded(values: Tensor, codec: str, key: int) -> Tensor:
+    """A whole bucket as it is after its way through codes."""
+    numel = values.numel()
+    made = Coded.within(torch.empty(coded_bytes(numel), dtype=torch.uint8), numel, codec)
+    coder, out = Coder(codec, values.device), torch.empty_like(values)
+    coder.encode(values, made, key, 0)
+    coder.decode(made, out)
+    return out
+
+
+def expected_coded(seed: int, shards: int, numels: tuple[int, ...], codec: str, noise: int) -> list[Tensor]:
+    """The definition of a coded exchange: every shard's part is encoded, and so is the mean."""
+
+    def sum_of(node: Node, bucket: int, numel: int) -> Tensor:
+        if node.size == 1:
+            return coded(sums(node, seed, numel), codec, part_key(noise, bucket, node.start))
+        left, right = children(node)
+        return sum_of(left, bucket, numel) + sum_of(right, bucket, numel)
+
+    buckets = enumerate(Layout(numels, **SMALL).buckets)
+    return [coded(sum_of(root(shards), b, n) / shards, codec, mean_key(noise, b)) for b, n in buckets]
+
+
 true_checksums = healing._checksum, Checksum.of
 
 SMALL = {"bucket_bytes": 4096, "first_bucket_bytes": 512}
@@ -207,9 +231,11 @@ def exchange(
     steps: int = 1,
     withhold: bool = False,
     late: bool = False,
+    noise: int | None = None,
+    with_lost: bool = False,
 ) -> dict[str, Any]:
     """Some steps of exchange. ``withhold``: submit only half of the buckets. ``late``: the device has not computed yet
-    what is submitted."""
+    what is submitted. ``noise``: of a coded reduction, in the first step; ``with_lost``: ask for what coding loses."""
     layout = Layout(numels, **SMALL)
     communicator = rank.communicator(quorum_id)
     key = (quorum_id, layout.buckets)
@@ -220,7 +246,8 @@ def exchange(
         if poison is not None and own:
             parts[-1][0][poison] = float("inf")
         before = digest([part for bucket in parts for part in bucket])
-        made.begin(nodes, shards, shards, reduction, tail_bytes=64)
+        made.begin(nodes, shards, shards, reduction, tail_bytes=64, noise=0 if noise is None else noise + step)
+        lost = [[torch.full_like(part, 9.0) for part in given] for given in parts] if with_lost else [()] * len(parts)
         buckets = list(range(len(layout.buckets)))
         for bucket in buckets if order == "forward" else reversed(buckets):
             if withhold and bucket >= len(buckets) // 2:
@@ -229,7 +256,7 @@ def exchange(
             if late:
                 torch.cuda._sleep(20_000_000)  # cycles: some 10 ms
                 given = [part.clone() for part in given]
-            made.submit(bucket, given)
+            made.submit(bucket, given, lost[bucket])
         made.submit_tail(b"tail of " + bytes([communicator.rank]) * communicator.rank)
         try:
             announced = made.announced(lambda: rank.news)
@@ -244,6 +271,7 @@ def exchange(
         "values": [bucket.tolist() for bucket in result.buckets],
         "tails": result.tails,
         "finite": result.finite,
+        "lost": [[part.tolist() for part in of] for of in lost],
     }
 
 

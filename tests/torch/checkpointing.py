@@ -62,7 +62,7 @@ class Thing:
         prints = fingerprint(self.state, settings, BITS)
         schedule, world = Schedule(directory, every, keep), GroupWorld(0, 1, torch.device("cpu"), None, "here")
         tell, beat = told.append, lambda: None
-        made = Checkpoints(schedule, settings, world, self.state, 1000, world.gather, tell, beat)
+        made = Checkpoints(schedule, settings, world, self.state, 1000, lambda: settings.born, world.gather, tell, beat)
         made.prints = prints
         return Desk(made, told)
 

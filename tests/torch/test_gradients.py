@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from planaria.core.tree import Node, children, fold_plan, maximal_nodes
+from planaria.core.tree import Node, children, fold_plan, leaves, maximal_nodes
 from planaria.errors import ProtocolError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.torch.buckets import EAGER_NUMEL, local_numel
@@ -115,18 +115,18 @@ def schedules(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 
 @settings(max_examples=30)
-@given(schedules(), st.integers(1, 2), st.booleans(), st.sampled_from([256, 2048, 1 << 20]))
+@given(schedules(), st.integers(1, 2), st.booleans(), st.booleans(), st.sampled_from([256, 2048, 1 << 20]))
 def test_any_split_in_any_order_has_the_bits_of_the_tree(
-    schedule: tuple[int, list[list[int]]], micros: int, overlap: bool, bucket_bytes: int
+    schedule: tuple[int, list[list[int]]], micros: int, overlap: bool, merge: bool, bucket_bytes: int
 ) -> None:
     shards, groups = schedule
     stores, model = [], net()
     for group in groups:
-        store = store_of(model, shards, bucket_bytes, overlap=overlap)
+        store = store_of(model, shards, bucket_bytes, overlap=overlap, merge=merge)
         for shard in group:
             compute(store, model, shard, micros)
         assert store.have == frozenset(group)
-        assert store.nodes == maximal_nodes(group, shards)
+        assert store.nodes == (maximal_nodes if merge else leaves)(group, shards)
         store.release()
         stores.append(store)
     last = stores[-1]

@@ -23,13 +23,13 @@ RUN = {
 def test_alone_is_a_job_of_one_group() -> None:
     settings = read_settings(None, 0, None, None, {})
     assert settings.socket is None and settings.directory is None
-    assert (settings.groups, settings.shards, settings.member) == (1, 1, Member(0, 0))
+    assert (settings.groups, settings.shards, settings.born) == (1, 1, Member(0, 0))
     assert (settings.policy, settings.reduction) == (Policy.REDISTRIBUTE, "tree")
 
 
 def test_what_a_run_says() -> None:
     settings = read_settings(None, 7, None, None, RUN)
-    assert settings.member == Member(2, 5)
+    assert settings.born == Member(2, 5)
     assert (settings.groups, settings.shards, settings.seed) == (4, 8, 7)
     assert (settings.policy, settings.reduction, settings.host) == (Policy.SHRINK, "fast", "10.0.0.1")
     assert settings.where == "job j, group 2"

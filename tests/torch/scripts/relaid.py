@@ -42,7 +42,8 @@ state = ProtectedState(model=[{"a.b": model}], optimizer=optimizers, facts=facts
 
 def checkpoints(directory: str) -> Checkpoints:
     schedule = Schedule(Path(directory), 10, 3)
-    return Checkpoints(schedule, job.settings, job._world, state, 20, job._world.gather, print, lambda: None)
+    told, world = job.settings, job._world
+    return Checkpoints(schedule, told, world, state, 20, lambda: told.born, world.gather, print, lambda: None)
 
 
 if source:

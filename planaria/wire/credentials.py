@@ -1,0 +1,143 @@
+"""What a process shows to others and whom it believes: files of a directory that ``planaria certs`` made.
+
+::
+
+    DIRECTORY/ca.pem           whom to believe
+    DIRECTORY/lighthouse.pem   key and certificate of a role; a machine needs those of its own roles only
+    DIRECTORY/agent.pem
+    DIRECTORY/operator.pem
+    DIRECTORY/viewer.pem
+
+Files that are replaced are taken up at the next handshake (RFC 8446 for TLS 1.3), without a restart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from planaria.errors import UsageError
+from planaria.wire.roles import LIGHTHOUSE_NAME, Role
+
+ENVIRONMENT = "PLANARIA_CREDENTIALS"
+AUTHORITY = "ca.pem"
+_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\n?", re.DOTALL)
+_CERTIFICATES = re.compile(rb"-----BEGIN CERTIFICATE-----.*-----END CERTIFICATE-----\n?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    key: bytes
+    certificates: bytes
+    authority: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Of one role in a directory."""
+
+    directory: Path
+    role: Role
+
+    @staticmethod
+    def given(roles: Sequence[Role], environ: Mapping[str, str] = os.environ) -> Credentials | None:
+        """In the directory that the environment names, of the first of ``roles`` of which it has any; None without a
+        directory. Raises UsageError if it has none."""
+        if not (name := environ.get(ENVIRONMENT)):
+            return None
+        directory = Path(name)
+        for role in roles:
+            if (directory / f"{role.value}.pem").exists():
+                found = Credentials(directory, role)
+                found.read()
+                return found
+        wanted = " or ".join(f"{role.value}.pem" for role in roles)
+        raise UsageError(f"--credentials {directory} has no {wanted}; planaria certs init makes them")
+
+    @property
+    def path(self) -> Path:
+        return self.directory / f"{self.role.value}.pem"
+
+    def read(self) -> Pem:
+        """What the files hold now. Raises UsageError."""
+        try:
+            own, authority = self.path.read_bytes(), (self.directory / AUTHORITY).read_bytes()
+        except OSError as error:
+            what = f"cannot read {error.filename}: {error.strerror}"
+            raise UsageError(f"--credentials {self.directory}: {what}") from None
+        key, certificates = _KEY.search(own), _CERTIFICATES.search(own)
+        if key is None or certificates is None:
+            raise UsageError(f"--credentials {self.directory}: {self.path} does not hold a key and a certificate")
+        return Pem(key[0], certificates[0], authority)
+
+    # --- for gRPC --------------------------------------------------------------------------------------------
+
+    def channel(self) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
+        """Credentials, and options that go with them, for a channel to a lighthouse."""
+        pem = self.read()
+        made = grpc.ssl_channel_credentials(pem.authority, pem.key, pem.certificates)
+        return made, [("grpc.ssl_target_name_override", LIGHTHOUSE_NAME)]
+
+    def server(self) -> Any:
+        """For a server that lets in only whom the authority has vouched for, with the files as they are at the time."""
+        known = self.read()
+
+        def latest() -> Any:
+            nonlocal known
+            try:
+                found = self.read()
+            except UsageError:
+                return None  # half replaced: what was there before still holds
+            if found == known:
+                return None
+            known = found
+            return _configuration(found)
+
+        return grpc.dynamic_ssl_server_credentials(_configuration(known), latest, require_client_authentication=True)
+
+    # --- for HTTP --------------------------------------------------------------------------------------------
+
+    def context(self) -> ssl.SSLContext:
+        """The same for a server of ours without gRPC."""
+        pem = self.read()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(self.path)
+            context.load_verify_locations(cadata=pem.authority.decode("ascii"))
+        except (ssl.SSLError, UnicodeDecodeError) as error:
+            what = f"{self.path.name} or {AUTHORITY} is damaged: {error}"
+            raise UsageError(f"--credentials {self.directory}: {what}") from None
+        return context
+
+
+def _configuration(pem: Pem) -> Any:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificates)], pem.authority)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody beyond this machine can reach ``host``, a name or an address to listen on."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: who knows where it leads
+
+
+def demand_for(host: str, what: str, credentials: Credentials | None) -> None:
+    """Raises UsageError if ``what`` would listen to strangers."""
+    if credentials is None and not is_loopback(host):
+        raise UsageError(
+            f"{what} would listen on {host}, which other machines reach, without credentials: whoever reaches it "
+            "controls the jobs. Make some with planaria certs init DIR and give --credentials DIR"
+        )

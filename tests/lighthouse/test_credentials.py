@@ -1,0 +1,198 @@
+"""Who is let in at a lighthouse, and whom its callers believe. Real handshakes, real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from lighthouse_clients import ROOT, FakeAgent, Lighthouse
+
+from planaria.agent.link import Link
+from planaria.core.messages import Hello, JobSpec
+from planaria.errors import UsageError
+from planaria.lighthouse.client import OperatorClient
+from planaria.wire import authority
+from planaria.wire.channel import open_channel
+from planaria.wire.control_pb2_grpc import LighthouseStub
+from planaria.wire.credentials import ENVIRONMENT, Credentials, is_loopback
+from planaria.wire.roles import Role
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("site") / "credentials"
+    authority.init(directory, 1)
+    return directory
+
+
+@pytest.fixture
+def own(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of this test's own with all of the site's credentials, in use."""
+    directory = tmp_path / "credentials"
+    shutil.copytree(site, directory)
+    monkeypatch.setenv(ENVIRONMENT, str(directory))
+    return directory
+
+
+def only(directory: Path, site: Path, monkeypatch: pytest.MonkeyPatch, *roles: Role) -> None:
+    """From now on this process has these alone."""
+    directory.mkdir()
+    for name in ("ca.pem", *(f"{role.value}.pem" for role in roles)):
+        shutil.copy(site / name, directory / name)
+    monkeypatch.setenv(ENVIRONMENT, str(directory))
+
+
+async def test_roles(own: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lighthouse(tmp_path / "db") as lighthouse:
+        async with FakeAgent(lighthouse.address, "a") as agent:
+            assert await agent.epoch() == 1
+            with OperatorClient(lighthouse.address) as client:
+                assert [job.job for job in client.statuses()] == ["train"]
+            only(tmp_path / "viewer", site, monkeypatch, Role.VIEWER)
+            with OperatorClient(lighthouse.address) as client:
+                assert [job.job for job in client.statuses()] == ["train"]
+                with pytest.raises(UsageError, match=r"takes the role agent or operator.*certificate says viewer"):
+                    client.evict(0)
+        # One whose certificate is good, but another's.
+        shutil.copy(site / "operator.pem", tmp_path / "viewer" / "agent.pem")
+        async with open_channel(lighthouse.address) as channel:
+            call = LighthouseStub(channel).Attend(wait_for_ready=True)
+            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert "takes the role agent" in str(await call.details())
+
+
+async def test_strangers(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = tmp_path / "foreign"
+    authority.init(foreign, 1)
+    with Lighthouse(tmp_path / "db") as lighthouse:
+        for given in ("", str(foreign)):
+            monkeypatch.setenv(ENVIRONMENT, given)
+            with OperatorClient(lighthouse.address) as client, pytest.raises(UsageError, match="cannot reach"):
+                client.statuses()
+        monkeypatch.setenv(ENVIRONMENT, str(own))
+        with OperatorClient(lighthouse.address) as client:
+            assert client.statuses() == []
+    assert "Traceback" not in lighthouse.end()[1]
+
+
+def test_only_a_lighthouse_is_believed_to_be_one(own: Path, site: Path, tmp_path: Path) -> None:
+    shutil.copy(site / "agent.pem", own / "lighthouse.pem")
+    with (
+        Lighthouse(tmp_path / "db") as lighthouse,
+        OperatorClient(lighthouse.address) as client,
+        pytest.raises(UsageError, match="cannot reach"),
+    ):
+        client.statuses()
+
+
+async def test_credentials_are_replaced_under_a_running_lighthouse_and_agent(own: Path, tmp_path: Path) -> None:
+    notes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    link = Link(
+        lambda: Hello("a", "host", JobSpec("train", 1)),
+        lambda: (),
+        lambda order: None,
+        lambda *note: notes.put_nowait(note),
+        lambda why: notes.put_nowait(("refused", why)),
+    )
+    with Lighthouse(tmp_path / "db") as first:
+        running = asyncio.create_task(link.run(first.address))
+        try:
+            assert "connected" in (await notes.get())[1]
+            old = tmp_path / "old"
+            shutil.copytree(own, old)
+            shutil.rmtree(own)
+            authority.init(own, 1)  # even another authority
+            with OperatorClient(first.address) as client:  # the lighthouse shows, and believes, what is there now
+                assert [job.job for job in client.statuses()] == ["train"]
+            first.end(signal.SIGKILL)
+            assert "out of reach" in (await notes.get())[1]
+            with Lighthouse(tmp_path / "db", bind=first.address):
+                while "connected" not in (note := await notes.get())[1]:
+                    assert note[0] == "link", note
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def test_status_pages_take_a_certificate(own: Path, tmp_path: Path) -> None:
+    with Lighthouse(tmp_path / "db", "--http", "127.0.0.1:0") as lighthouse:
+        host, port = lighthouse.listening["http"].split(":")
+        context = ssl.create_default_context(cafile=own / "ca.pem")
+        context.check_hostname = False  # as for gRPC, it is who vouches for it that counts
+        with pytest.raises(OSError):
+            page(http.client.HTTPConnection(host, int(port), timeout=30))
+        with pytest.raises(OSError):
+            page(http.client.HTTPSConnection(host, int(port), context=context, timeout=30))
+        context.load_cert_chain(own / "viewer.pem")
+        assert page(http.client.HTTPSConnection(host, int(port), context=context, timeout=30)) == b"ok\n"
+
+
+def page(connection: http.client.HTTPConnection) -> bytes:
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().read()
+    except http.client.HTTPException as error:
+        raise OSError from error
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("words", [["--bind", "0.0.0.0:0"], ["--bind", "127.0.0.1:0", "--http", "[::]:0"]])
+def test_without_credentials_nobody_else_is_listened_to(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "planaria", "lighthouse", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and "without credentials" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def plain() -> dict[str, str]:
+    return {**{k: v for k, v in os.environ.items() if k != ENVIRONMENT}, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        (lambda where: (where / "ca.pem").unlink(), "cannot read .*ca.pem: No such file"),
+        (lambda where: (where / "agent.pem").unlink(), "has no agent.pem"),
+        (lambda where: (where / "agent.pem").write_bytes(b"\xff\x00"), "does not hold a key and a certificate"),
+        (lambda where: shutil.rmtree(where), "has no agent.pem"),
+    ],
+)
+def test_files_that_are_no_credentials(own: Path, spoilt: object, said: str) -> None:
+    spoilt(own)  # type: ignore[operator]
+    with pytest.raises(UsageError, match=said):
+        Credentials.given((Role.AGENT,))
+
+
+def test_an_authority_is_made_once_and_renews_only_its_own(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no authority"):
+        authority.renew(tmp_path, 1, [Role.AGENT])
+    made = authority.init(tmp_path / "new", 1)
+    assert [path.name for path in made] == ["ca.pem", *(f"{role.value}.pem" for role in Role)]
+    secret = [path.name for path in (tmp_path / "new").iterdir() if path.stat().st_mode & 0o077]
+    assert secret == ["ca.pem"]  # all others hold keys
+    with pytest.raises(UsageError, match="has an authority"):
+        authority.init(tmp_path / "new", 1)
+    before = (tmp_path / "new" / "agent.pem").read_bytes()
+    authority.renew(tmp_path / "new", 1, [Role.OPERATOR])
+    assert (tmp_path / "new" / "agent.pem").read_bytes() == before
+    (tmp_path / "new" / "ca.key").write_text("nonsense")
+    with pytest.raises(UsageError, match="damaged"):
+        authority.renew(tmp_path / "new", 1, [Role.AGENT])
+
+
+@pytest.mark.parametrize(
+    ("host", "here"), [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("::", False)]
+)
+def test_loopback(host: str, here: bool) -> None:
+    assert is_loopback(host) == here
+    assert not is_loopback("10.0.0.1") and not is_loopback("gpu-17")
