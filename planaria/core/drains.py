@@ -20,6 +20,7 @@ class Drains(Hosts):
         """Empty the node, or only its GPU ``device`` if that is not empty. Raises ValueError if the job could not go on
         without what is there, or nobody is in reach who could do it."""
         self._goes_on()
+        self._needs_state()
         agents = self._having(node, device)
         what = _called(node, device)
         if all(device in self._closed(agent) for agent in agents):
