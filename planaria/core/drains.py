@@ -26,7 +26,9 @@ class Drains(Hosts):
         if all(device in self._closed(agent) for agent in agents):
             raise ValueError(f"{what} is drained already (planaria undrain takes it back)")
         there = [g for g in self._groups_of(agents) if not device or _has(g, device)]
-        others = [g for g in self.seen.groups.values() if g not in there and not g.leaving and self._usable(g)]
+        # Whoever waits for a place elsewhere, off a node that is drained, is as good as leaving: it may not find one.
+        stay = [g for g in self.seen.groups.values() if not g.leaving and "" not in self._closed(g.agent)]
+        others = [g for g in stay if g not in there and self._usable(g)]
         if self.founded:
             others = [g for g in others if g.settled]  # whoever moves or comes back takes the state from them
         if (there or not device) and not self.complete and not others:
