@@ -466,9 +466,12 @@ class Agent:
 
     def _ask_to_stop(self, life: Life) -> None:
         life.speaker.read()  # the newest look may be older than its first step
-        # One that is in no quorum, or not even connected, has nothing to finish.
-        if life.quorum == NO_QUORUM or not self.hub.send(life.member, Stop("")):
+        # One that is in no quorum, or not even connected, has nothing to finish; nor has one whose living ranks still
+        # wait for a new one, and show the quorum in which they were before.
+        if life.quorum == NO_QUORUM or not life.ready or not self.hub.send(life.member, Stop("")):
             self._delete(life, signal.SIGTERM)
+            # One that was stopped could not hear it, and others may wait for it (policy spare).
+            self._delete(life, signal.SIGCONT)
 
     def _conclude_stop(self) -> None:
         if self.lives.alive():

@@ -24,10 +24,11 @@ class AmdGpus:
     """
 
     def __init__(self, gpus: Sequence[str], sys: Path = Path("/sys")) -> None:
-        known = _devices(sys)
+        # The parts of one that is partitioned are devices of their own, of which there are no such files.
+        known = {gpu: place for gpu, place in _devices(sys).items() if _is_there(place)}
         self._places = {gpu: known[gpu] for gpu in gpus if gpu in known}
         lost = [gpu for gpu in gpus if gpu not in known]
-        self.missing = [f"the driver knows no GPU {', '.join(lost)}: its health is not read"] if lost else []
+        self.missing = [f"the driver says nothing of GPU {', '.join(lost)}: its health is not read"] if lost else []
 
     @staticmethod
     def here(sys: Path = Path("/sys")) -> bool:
@@ -56,8 +57,12 @@ def _devices(sys: Path) -> dict[str, Path]:
     return found
 
 
+def _is_there(place: Path) -> bool:
+    return (place / "vendor").exists()
+
+
 def _of(gpu: str, place: Path) -> Iterator[Reading]:
-    gone = not (place / "vendor").exists()
+    gone = not _is_there(place)
     yield Reading("gpu_lost", float(gone), gpu, text="the driver has let go of it" if gone else "")
     if gone:
         return

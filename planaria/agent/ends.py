@@ -81,7 +81,10 @@ class Ends:
         asyncio.get_running_loop().call_soon(self._ended, change)
 
     def _tell_lost(self, change: Dying | Ended, life: Life | None) -> None:
-        if life is not None and life.fell:
+        newest = self._agent.lives.groups.get(change.member.group)
+        # It was told already if it was foreseen, and another process may have taken its place since: to tell it once
+        # more would be to say that none does.
+        if (life is not None and life.fell) or (newest is not None and newest.member > change.member):
             return
         words = change.cause if life is None else life.named(life.ranks[change.rank], change.cause)
         if self._agent.hosting.holds(change.member):  # for the lighthouse its group is elsewhere

@@ -20,12 +20,15 @@ class Drains(Hosts):
         """Empty the node, or only its GPU ``device`` if that is not empty. Raises ValueError if the job could not go on
         without what is there, or nobody is in reach who could do it."""
         self._goes_on()
+        self._needs_state()
         agents = self._having(node, device)
         what = _called(node, device)
         if all(device in self._closed(agent) for agent in agents):
             raise ValueError(f"{what} is drained already (planaria undrain takes it back)")
         there = [g for g in self._groups_of(agents) if not device or _has(g, device)]
-        others = [g for g in self.seen.groups.values() if g not in there and not g.leaving and self._usable(g)]
+        # Whoever waits for a place elsewhere, off a node that is drained, is as good as leaving: it may not find one.
+        stay = [g for g in self.seen.groups.values() if not g.leaving and "" not in self._closed(g.agent)]
+        others = [g for g in stay if g not in there and self._usable(g)]
         if self.founded:
             others = [g for g in others if g.settled]  # whoever moves or comes back takes the state from them
         if (there or not device) and not self.complete and not others:

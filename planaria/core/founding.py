@@ -120,7 +120,9 @@ class Founding(Ledger):
     def _without_copies(self) -> None:
         """None of the groups that are there has a copy of the state, and there are no checkpoints."""
         views = self.seen.groups.values()
-        if away := [v.member for v in views if v.state not in CERTAINLY_GONE and not self._looked(v)]:
+        # One that was to leave before it was ever there holds nothing, and may never be.
+        waits = [v for v in views if v.state not in CERTAINLY_GONE and (v.ready is not None or not v.draining)]
+        if away := [v.member for v in waits if not self._looked(v)]:
             if self._missed != self._least():
                 self._missed = self._least()
                 text = f"no whole copy of the state was found yet; waiting for {named(away)}"

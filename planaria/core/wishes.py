@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planaria.core.founding import Founding
 from planaria.core.health import allowed
-from planaria.core.messages import Desired, Kill, Member, Migrate
+from planaria.core.messages import NO_QUORUM, Desired, Kill, Member, Migrate
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, State
 
 
@@ -160,4 +160,14 @@ class Wishes(Founding):
         if self.complete:
             raise ValueError(
                 f"job {self.job} is complete: all its steps are committed, and its groups end by themselves"
+            )
+        self._needs_state()
+
+    def _needs_state(self) -> None:
+        """The newest copy is with whoever has found it until a quorum has begun with it. Groups wait for that outside
+        of any quorum, and one that is to leave does so at once."""
+        if self._run != NO_QUORUM and not self.founded and self.keeps:
+            raise ValueError(
+                f"job {self.job} is about to start again from a copy in memory, which may be lost with whatever leaves "
+                "now; try again when it trains"
             )

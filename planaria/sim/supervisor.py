@@ -261,6 +261,7 @@ class Supervisor:
         for group, ward in list(self.wards.items()):
             if self.closed and ward.runs and not ward.ready:
                 ward.runs = ward.trainer is not None
+                ward.memory = None if ward.trainer is None else ward.memory  # its ranks end as well
                 self._end(ward, "its node is drained")
             elif opens and ward.wanted and not ward.runs and not (self.complete or self.stopped):
                 self._start(group)

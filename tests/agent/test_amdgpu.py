@@ -39,8 +39,10 @@ def node_of(sys: Path) -> Path:
 def test_gpus_are_found_and_read(tmp_path: Path) -> None:
     second = node_of(tmp_path)
     assert AmdGpus.here(tmp_path) and not AmdGpus.here(tmp_path / "elsewhere")
-    gpus = AmdGpus(["0", f"GPU-{UNIQUE:016x}", "7"], tmp_path)
-    assert gpus.missing == ["the driver knows no GPU 7: its health is not read"]
+    write(tmp_path / NODES / "11/properties", "simd_count 416\nunique_id 0\ndrm_render_minor 130\n")  # a partition
+    (tmp_path / "class/drm/renderD130/device").mkdir(parents=True)
+    gpus = AmdGpus(["0", f"GPU-{UNIQUE:016x}", "2", "7"], tmp_path)
+    assert gpus.missing == ["the driver says nothing of GPU 2, 7: its health is not read"]
     readings = gpus.read(0.0)
     of = {gpu: {r.signal: r.value for r in readings if r.device == gpu} for gpu in ("0", f"GPU-{UNIQUE:016x}")}
     assert of["0"] == {"gpu_lost": 0, "ecc_uncorrectable": 0, "ecc_correctable": 7}

@@ -203,6 +203,18 @@ async def test_its_place_is_free_only_when_it_is_gone(bench: Bench) -> None:
     assert bench.told == [DEATH] and life.exit_code == -signal.SIGKILL
 
 
+async def test_it_is_not_told_again_when_its_place_is_taken(bench: Bench, tmp_path: Path) -> None:
+    """Or others that wait for whoever has taken it (policy spare) would wait no longer."""
+    bench.victim.does("os.kill(os.getpid(), signal.SIGKILL)")
+    bench.engine.look(VICTIM)
+    newer = Member(VICTIM.group, 1)
+    bench.agent.lives.begin(newer, [directory_of(tmp_path, newer)], 0.0)  # as a standby does, before it is gone
+    bench.victim.let_go()
+    while not isinstance(bench.changes[-1], Ended):
+        await asyncio.sleep(0.01)
+    assert bench.told == [DEATH]
+
+
 @pytest.mark.parametrize("code", ["os._exit(0)", "os._exit(130)", "connection.close(); signal.pause()"])
 async def test_who_leaves_in_order_or_only_hangs_up_is_not_reported(bench: Bench, code: str) -> None:
     bench.victim.does(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from quorum_desk import Desk
 from test_stepper import member, quorum
@@ -77,10 +79,30 @@ def test_a_copy_may_be_gone_with_the_next_process_and_a_checkpoint_may_not() -> 
 
 def test_who_leaves_stays_until_others_have_its_copy() -> None:
     desk = copying(3)
+    desk.lines(desk.lighthouse.drain_node("a1", "", desk.now))
     all_die(desk, 3)
     looks(desk, 1, 4, run=4), looks(desk, 0, 0, run=4)
-    desk.lighthouse.drain(1, desk.now)
     assert looks(desk, 2, 0, run=4)[0] == "store 1.5 [0.1 1.1 2.1]"
+
+
+def test_nothing_may_leave_before_the_newest_copy_is_shared() -> None:
+    """Its agent would end it at once: it is in no quorum that it could leave in order."""
+    desk = copying()
+    all_die(desk)
+    looks(desk, 1, 4)
+    verbs = desk.lighthouse
+    wishes: list[Callable[[], object]] = [
+        lambda: verbs.drain(1, desk.now),
+        lambda: verbs.drain_node("a1", "", desk.now),
+        lambda: verbs.move(1, "a0", desk.now),
+        lambda: verbs.scale(1, desk.now),
+    ]
+    for wish in wishes:
+        with pytest.raises(ValueError, match="job job is about to start again from a copy in memory"):
+            wish()
+    assert looks(desk, 0, 0)[0] == "store 1.4 [0.1 1.1]"
+    desk.adopts(1, 4, 4), desk.adopts(0, 4, 4)
+    assert "a1: drain" in desk.lines(verbs.drain(1, desk.now))
 
 
 def test_copies_of_one_step_from_different_runs_of_it() -> None:

@@ -90,6 +90,16 @@ def test_its_former_agent_is_told_where_it_is_when_it_is_started_again() -> None
     assert said == [Send("a1", Drain(NEWER, moved=True))]
 
 
+def test_its_former_agent_that_starts_it_once_more_in_the_middle_lets_go_of_it() -> None:
+    desk = moving()
+    orders(desk, 2, Prepared(NEWER))
+    desk.lines(desk.lighthouse.handle("a1", LEFT, desk.now))
+    desk.lines(desk.lighthouse.handle("a1", desk.report(1, member=NEWER), desk.now))
+    said = sent(desk.lighthouse.handle("a2", desk.report(1, member=NEWER), desk.now))
+    assert said[0] == Send("a1", Drain(NEWER, moved=True))
+    assert desk.lighthouse.groups[1].agent == "a2"
+
+
 def test_groups_of_a_drained_node_move_to_standbys_elsewhere_as_far_as_there_are_any() -> None:
     desk = Desk(4, ready=False)
     for group in range(4):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.e2e.harness import Run
+from tests.e2e.test_buddies_e2e import at_work, begins
 from tests.e2e.test_lost_ranks_e2e import pids
 from tests.e2e.test_standbys_e2e import warm
 
@@ -34,6 +35,40 @@ def test_a_group_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layo
             run.incarnation(group, 1)
         assert run.end() == 0, run.log()
         assert run.digests() == quiet, run.log()
+
+
+@pytest.mark.parametrize("reduction", ["tree", "int8"])
+def test_low_communication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
+    """DiLoCo, the lost group's inner steps made again."""
+    monkeypatch.setenv("PLANARIA_EXACT", "bits")
+    options = ("--device", "cuda", "--reduction", reduction)
+    words, script = ("--exact", "--shards", "2", "--pause", "0.02"), SCRIPT.with_name("low_comm.py")
+    with Run(tmp_path / "quiet", *words, groups=1, script=script, options=options) as run:
+        assert run.end() == 0, run.log()
+        quiet = run.digests()
+    with Run(tmp_path / "run", *words, groups=2, script=script, options=options) as run:
+        run.settled(2)
+        run.signal(1)
+        run.incarnation(1, 1)
+        assert run.end() == 0, run.log()
+        assert run.digests() == quiet, run.log()
+
+
+def test_the_only_group_goes_back_to_its_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANARIA_EXACT", "bits")
+    options = ("--nproc-per-group", "2", "--buddy", "3")
+    words = ("fsdp", "--device", "cuda")
+    with Run(tmp_path / "quiet", *words, groups=1, script=SCRIPT, options=options[:2]) as run:
+        assert run.end() == 0, run.log()
+        quiet = run.digests()
+    with Run(tmp_path / "run", *words, "--guard", "--pause", "0.02", groups=1, script=SCRIPT, options=options) as run:
+        before = at_work(run, 0, 2)
+        run.signal(0, rank=1)
+        after = at_work(run, 1, 2)
+        assert {who for who in before if before[who] != after[who]} == {(0, 1)}, run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == quiet, run.log()
+        assert begins(run), run.log()
 
 
 # Two groups of two ranks on two GPUs: every communicator has one rank on each of them. A standby's is the first.

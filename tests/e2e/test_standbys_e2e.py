@@ -142,6 +142,17 @@ def test_the_others_wait_for_it(tmp_path: Path, unhurt: Callable[[str], str]) ->
         assert run.digests() == {unhurt("fsdp")}, run.log()
 
 
+def test_an_orderly_end_does_not_wait_for_one_that_is_not_there_yet(tmp_path: Path) -> None:
+    more = (*ONE, "--policy", "spare", "--spare-wait", "3600")
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", more=more) as run:
+        os.kill(warm(run, 1), signal.SIGSTOP)
+        run.settled(2)
+        run.signal(1, rank=1)
+        run.until(lambda: run.events("spare"), "the others to wait")
+        run.interrupt()
+        assert run.end() == 130, run.log()
+
+
 def test_the_only_group_cannot_move_ranks(tmp_path: Path) -> None:
     with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", groups=1) as run:
         run.settled(1)

@@ -10,8 +10,10 @@ from planaria.core.messages import Adopted, Trouble
 from tests.torch.test_groups_of_ranks import end, held, release
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("words", ["fsdp", "tp", "pp", "pp-loops", "fsdp --rich", "fsdp --compile"])
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [("fsdp", 0), ("fsdp", 1), ("tp", 0), ("pp", 1), ("pp-loops", 0), ("fsdp --rich", 1), ("fsdp --compile", 0)],
+)
 def test_a_rank_is_replaced_under_the_others(tmp_path: Path, words: str, lost: int) -> None:
     with held(tmp_path, *words.split(), "--guard") as agent:
         first, second = agent.start(0), agent.start(1)

@@ -27,6 +27,7 @@ job = pt.init(shards=args.shards, seed=3)
 odd = args.odd if job.group == 1 else ""
 width = 32
 model = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, width), nn.Linear(width, 4))
+model.to(job.device)
 if job.world_size > 1:
     for layer in (model[0], model[3]):
         fully_shard(layer, mesh=job.mesh)
@@ -48,7 +49,7 @@ job.protect(sync=sync, scheduler=scheduler)
 for step in job.steps(args.rounds):
     with step.guard() if args.guard else nullcontext():
         for x, y in step.batches(data):
-            loss = nn.functional.cross_entropy(model(x), y)
+            loss = nn.functional.cross_entropy(model(x.to(job.device)), y.to(job.device))
             if odd == "nan" and step.index == 5:
                 loss = loss * float("nan")
             loss.backward()

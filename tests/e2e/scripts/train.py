@@ -28,7 +28,7 @@ if odd == "threads":
     torch.set_num_threads(2)
 if odd == "start":
     torch.manual_seed(99)
-if args.odd == "mute" and job.settings.member.incarnation == 0:
+if args.odd == "mute" and job.settings.born.incarnation == 0:
     # In the first life of every group nothing is heard of a checkpoint that is complete: it hangs before it tells.
     checkpoints.prune = lambda *_: threading.Event().wait()
 
