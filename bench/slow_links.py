@@ -1,9 +1,8 @@
-"""Training between places with slow lines: what is exchanged, how fast it goes, what it costs in loss, and under kills.
+"""Training between places with slow lines: what is exchanged, how fast it goes, and what kills cost.
 
-    python bench/slow_links.py                                   # all parts, about 25 minutes on 2 cores; needs root
+    python bench/slow_links.py                                   # all parts, about 20 minutes on 2 cores; needs root
     python bench/slow_links.py --parts rate --seconds 60 --rounds 2 --peers torchft
     python bench/slow_links.py --parts kills --minutes 5
-    python bench/slow_links.py --parts loss --steps 2000
 
 Four groups, each in a network namespace of its own whose line takes ``--mbit`` million bits a second each way.
 
@@ -11,7 +10,7 @@ Four groups, each in a network namespace of its own whose line takes ``--mbit`` 
   run one after another, in turns, for ``--seconds`` each; what they do before their second exchange does not count.
 - ``kills``: streaming DiLoCo with int8; SIGKILL of one group every 15 s, between two quiet stretches. Tokens count that
   a committed exchange had in it.
-- ``loss``: held-out loss after equal tokens, without networks, and its ratio to that of plain data parallel training.
+What low communication costs in loss is for bench/diloco.py to say.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from bench.contestants import TORCHFT_LIGHTHOUSE, BenchError, end_in_order, end_
 from bench.peers import Peer, ensure
 from bench.text_net import BATCH
 from planaria.chaos.netns import HUB_ADDRESS, NamespacedRun, Networks, inside
-from planaria.chaos.session import LocalRun, Script, spawn
+from planaria.chaos.session import Script, spawn
 from planaria.chaos.watch import Watch
 
 HERE = Path(__file__).resolve().parent
@@ -245,37 +244,9 @@ def kills(args: argparse.Namespace) -> None:
     print(report.table(header, [row]))
 
 
-def loss(args: argparse.Namespace) -> None:
-    found: dict[str, float] = {}
-    for way in (WAYS[0], WAYS[2], STREAMING):
-        with tempfile.TemporaryDirectory() as name:
-            os.environ |= {"BENCH_LOG": name, "OMP_NUM_THREADS": "1"}
-            words = (*way.words, "--every", str(EVERY), "--delay", str(DELAY), "--steps", str(args.steps))
-            script = Script(HERE / "worker_slow_planaria.py", words, GROUPS, GROUPS, "cpu")
-            run = LocalRun(script, Path(name) / "run", ("--quiet", *(way.options or ())))
-            try:
-                run.start()
-                while run.poll() is None:
-                    time.sleep(0.2)
-            finally:
-                run.stop()
-            lines = [json.loads(x) for path in Path(name).glob("*.jsonl") for x in path.read_text().splitlines()]
-            if not (losses := [facts["held_out"] for facts in lines if "held_out" in facts]):
-                raise BenchError(f"{way.name}: {run.log.read_text(errors='replace')[-3000:]}")
-            found[way.name] = losses[0]
-            print(f"{way.name}: {found[way.name]:.4f} nats per byte", flush=True)
-    base = found[WAYS[0].name]
-    print(
-        report.table(
-            ("contestant", f"held-out loss after {args.steps} inner steps", "x every step"),
-            [[name, f"{value:.4f}", f"{value / base:.3f}"] for name, value in found.items()],
-        )
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="rate,kills,loss")
+    parser.add_argument("--parts", default="rate,kills")
     parser.add_argument("--mbit", type=float, default=20.0)
     parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -283,12 +254,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--between", type=float, default=15.0, help="seconds between two kills")
     parser.add_argument("--quiet", type=float, default=60.0, help="seconds before and after the kills")
-    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     end_in_order()
     for part in args.parts.split(","):
-        {"rate": rates, "kills": kills, "loss": loss}[part](args)
+        {"rate": rates, "kills": kills}[part](args)
     return 0
 
 

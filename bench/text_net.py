@@ -29,12 +29,10 @@ def text() -> Tensor:
 
 
 class Windows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Every stretch of CONTEXT bytes with the byte that follows, of the first 19 parts of 20; the last is held out."""
+    """Every stretch of CONTEXT bytes with the byte that follows."""
 
-    def __init__(self, held_out: bool = False) -> None:
-        whole = text().long()
-        split = len(whole) * 19 // 20
-        self._text = whole[split:] if held_out else whole[:split]
+    def __init__(self) -> None:
+        self._text = text().long()
 
     def __len__(self) -> int:
         return len(self._text) - CONTEXT
@@ -59,19 +57,6 @@ def make_net(seed: int) -> nn.Sequential:
 def fragments(net: nn.Sequential) -> list[nn.Module]:
     """Two, of about half of the parameters each."""
     return [nn.Sequential(*net[:4]), nn.Sequential(*net[4:])]
-
-
-def held_out_loss(net: nn.Module) -> float:
-    """In nats per byte, over every seventh position that is held out."""
-    data = Windows(held_out=True)
-    chosen = range(0, len(data), 7)
-    with torch.no_grad():
-        total = 0.0
-        for start in range(0, len(chosen), 512):
-            pairs = [data[i] for i in chosen[start : start + 512]]
-            x, y = (torch.stack(each) for each in zip(*pairs, strict=True))
-            total += float(nn.functional.cross_entropy(net(x), y, reduction="sum"))
-    return total / len(chosen)
 
 
 class Log:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -12,13 +11,12 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import planaria.torch as pt
-from bench.text_net import BATCH, LR, Log, Windows, fragments, held_out_loss, make_net
+from bench.text_net import BATCH, LR, Log, Windows, fragments, make_net
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--method", choices=("step", "diloco", "streaming"), required=True)
 parser.add_argument("--every", type=int, default=40)
 parser.add_argument("--delay", type=int, default=5)
-parser.add_argument("--steps", type=int, default=10**7, help="inner steps")
 parser.add_argument("--shards", type=int, default=4)
 args = parser.parse_args()
 
@@ -36,8 +34,7 @@ else:
         sync = pt.StreamingDiLoCo(net, optimizer, every=args.every, fragments=fragments(net), delay=args.delay)
     every = sync.steps
     job.protect(sync=sync)
-total = args.steps // every
-for step in job.steps(total):
+for step in job.steps(10**7):
     for x, y in step.batches(data):
         loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
@@ -48,6 +45,3 @@ for step in job.steps(total):
     if sync is None:
         optimizer.step()
     log.write(sync=step.index, steps=every, groups=len(step.groups), group=job.group)
-    if step.index == total - 1 and step.groups[:1] == (job.group,):
-        with sync.shared() if sync is not None else nullcontext():
-            log.write(held_out=held_out_loss(net))

@@ -25,7 +25,7 @@ from bench.workload import limit_threads
 def batch(step: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     whole = text()
     generator = torch.Generator().manual_seed(step * 1009 + group)
-    starts = torch.randint(0, len(whole) * 19 // 20 - CONTEXT, (BATCH,), generator=generator)
+    starts = torch.randint(0, len(whole) - CONTEXT, (BATCH,), generator=generator)
     rows = torch.stack([whole[s : s + CONTEXT + 1] for s in starts.tolist()]).long()
     return rows[:, :-1], rows[:, -1]
 
