@@ -71,7 +71,8 @@ class LowCommWorker(Worker):
     def _fragment(self, number: int) -> _Fragment:
         named = self._sync.shared_of(number)
         layout = Layout([local_numel(parameter) for _, parameter in named])
-        return _Fragment(named, layout, GradientStore(named, self.settings.shards, layout, overlap=False))
+        store = GradientStore(named, self.settings.shards, layout, overlap=False, merge=self.settings.merges)
+        return _Fragment(named, layout, store)
 
     def begin_step(self) -> bool:
         goes_on = super().begin_step()

@@ -34,10 +34,12 @@ def record(run: Run) -> list[Any]:
     return changes
 
 
-def test_exact_runs_have_the_bits_of_a_quiet_one(tmp_path: Path) -> None:
-    with start(tmp_path / "quiet", "--exact", groups=1, more=("--shards", "4")) as quiet:
+@pytest.mark.parametrize("reduction", ["tree", "int8"])
+def test_exact_runs_have_the_bits_of_a_quiet_one(tmp_path: Path, reduction: str) -> None:
+    more = ("--shards", "4", "--reduction", reduction)
+    with start(tmp_path / "quiet", "--exact", groups=1, more=more) as quiet:
         expected = digest(quiet)
-    with start(tmp_path / "run", "--exact", "--pause", "0.01", more=("--shards", "4")) as run:
+    with start(tmp_path / "run", "--exact", "--pause", "0.01", more=more) as run:
         run.step(3)
         run.signal(0)  # in the middle of its inner steps, as a rule
         run.settled(3, beyond=5)
@@ -47,8 +49,10 @@ def test_exact_runs_have_the_bits_of_a_quiet_one(tmp_path: Path) -> None:
     assert not list(run.directory.glob("rg*/i*/membership.json"))  # the result does not depend on it
 
 
-def test_a_run_with_kills_is_replayed_bit_for_bit(tmp_path: Path) -> None:
-    with start(tmp_path / "run", "--pause", "0.01") as run:
+@pytest.mark.parametrize("words", [(), ("--method", "streaming", "--reduction", "int8")])
+def test_a_run_with_kills_is_replayed_bit_for_bit(tmp_path: Path, words: tuple[str, ...]) -> None:
+    script, more = words[:2], words[2:]
+    with start(tmp_path / "run", *script, "--pause", "0.01", more=more) as run:
         run.step(3)
         run.signal(1)
         run.settled(3, beyond=5)
@@ -64,7 +68,7 @@ def test_a_run_with_kills_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     # Perhaps group 2 as well, if a kill kept it from ending an exchange that another has ended.
     assert {0, 1} <= {group for _, _, anew, _ in changes[1:] for group in anew}, changes
 
-    with start(tmp_path / "replay", more=("--replay", str(run.directory))) as replay:
+    with start(tmp_path / "replay", *script, more=(*more, "--replay", str(run.directory))) as replay:
         assert digest(replay) == hurt, (changes, record(replay))
     assert record(replay) == changes
 
