@@ -31,7 +31,7 @@ from planaria.agent.recovery import RecoveryTimes
 from planaria.agent.refill import can_refill
 from planaria.agent.standbys import Standbys
 from planaria.core import plan as planning
-from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -134,6 +134,7 @@ class Agent:
         self._news = asyncio.Event()
         self._beat_at = 0.0
         self._started_any = False
+        self._mismatch = ""  # what the lighthouse said of states that differ at the end
         self._relayed: set[tuple[float, str]] = set()  # the lighthouse's events in our record, by time and text
 
     # --- life ------------------------------------------------------------------------------------------------
@@ -152,13 +153,17 @@ class Agent:
                 await self._pause()
             await self._end_groups()
             self._take_events(await self.link.leave(self.assignment.spec.job))
+            code, reason = self._outcome
+            if code == EXIT_OK and self._mismatch:
+                # The weights are not those of one run, whichever of them is taken: no script must take it for success.
+                code, reason = EXIT_FAILED, f"{reason}, but {self._mismatch}"
+            self.events.add("end", reason, data={"exit_code": code})
         finally:
             tasks += self.ends.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
-        code, reason = self._outcome
         step = max((life.step for life in self.lives.groups.values()), default=0)
         return Outcome(code, reason, tuple(self.failures), len(self.replacements), step)
 
@@ -209,7 +214,6 @@ class Agent:
         """The job is over here: the first outcome counts."""
         if self._outcome is None:
             self._outcome = (exit_code, reason)
-            self.events.add("end", reason, data={"exit_code": exit_code})
         self._news.set()
 
     async def _pause(self) -> None:
@@ -241,6 +245,8 @@ class Agent:
             if (event.at, event.text) not in self._relayed:
                 self._relayed.add((event.at, event.text))
                 self.events.take(event)
+                if event.kind == "mismatch":
+                    self._mismatch = event.text
 
     # --- news ------------------------------------------------------------------------------------------------
 

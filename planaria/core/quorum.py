@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import signal as signals
 
-from planaria.core.fingerprint import misfit
+from planaria.core.fingerprint import drift, misfit
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -237,9 +237,14 @@ class Lighthouse(Spares):
         self.founded = self.complete = True
         self.seen.progressed(report.step)
         self._event("finish", f"{report.member} finished at step {report.step}", report.member.group)
-        digests = {g.digest for g in self.seen.groups.values() if g.state is State.FINISHED and g.digest}
-        if len(digests) > 1:
-            self._event("mismatch", f"finished groups hold different states: {sorted(digests)}")
+        finished = [g for g in self.seen.groups.values() if g.state is State.FINISHED and g.digest]
+        other = next((g for g in finished if g.digest != report.digest), None) if report.digest else None
+        if other is None:
+            return
+        text = f"finished groups hold different states: {other.member} {other.digest}, {report.member} {report.digest}"
+        told = drift(view.ready, [other.ready]) if view.ready is not None and other.ready is not None else ""
+        # With hardware or versions that may differ, equal bits were not promised.
+        self._event("drift" if told else "mismatch", text, report.member.group)
 
     def _died(self, agent: str, report: Died) -> None:
         view = self._view(agent, report.member)

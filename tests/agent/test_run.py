@@ -51,6 +51,15 @@ def test_a_job_from_start_to_end(start_run: StartRun) -> None:
     everything_ended(run)
 
 
+def test_groups_that_end_with_different_states_are_no_success(start_run: StartRun) -> None:
+    run = start_run("--groups", "2", SPEAKER, "20", "0.01", "differ")
+    assert run.wait() == 1
+    assert "but finished groups hold different states: " in run.err.read_text()
+    assert [event["data"]["exit_code"] for event in run.events("end")] == [1]
+    assert run.summary()["outcome"] == "failed"
+    everything_ended(run)
+
+
 def test_a_killed_group_is_replaced(start_run: StartRun) -> None:
     run = start_run("--groups", "3", SPEAKER, "150", "0.02")
     pid = run.pid_of(1)

@@ -20,6 +20,10 @@ def finishes(desk: Desk, group: int) -> list[str]:
     return desk.tell(group, Finished(desk.member(group), 10, "d"))
 
 
+def told_of(desk: Desk) -> list[tuple[str, str]]:
+    return [(event.kind, event.text) for event in desk.lighthouse.snapshot().events]
+
+
 def test_when_one_has_finished_nobody_joins_any_more() -> None:
     desk = working(3)
     desk.dies(2)
@@ -74,7 +78,18 @@ def test_different_ends_are_shouted_about() -> None:
     desk = working(2)
     desk.tell(0, Finished(desk.member(0), 10, "one"))
     desk.tell(1, Finished(desk.member(1), 10, "two"))
-    assert any("finished groups hold different states" in text for text in desk.events())
+    told = "finished groups hold different states: group 0 (incarnation 0) one, group 1 (incarnation 0) two"
+    assert ("mismatch", told) in told_of(desk)
+
+
+def test_different_ends_of_members_that_may_differ_break_no_promise() -> None:
+    desk = Desk(2)
+    for group, device in enumerate(("H100", "H200")):
+        desk.ready(group, fingerprint=(("~device", device),))
+    for group in range(2):
+        desk.adopts(group, 1)
+        desk.tell(group, Finished(desk.member(group), 10, f"of group {group}"))
+    assert [kind for kind, text in told_of(desk) if "hold different states" in text] == ["drift"]
 
 
 def test_the_status_shows_every_group() -> None:

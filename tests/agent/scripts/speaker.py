@@ -105,7 +105,7 @@ class Rank:
                 self.page.control_beat()
                 self.page.set_phase(Phase.APPLYING)
             self.misbehave()
-        self.say(Finished(ME, self.step, "digest"))
+        self.say(Finished(ME, self.step, f"of group {ME.group}" if "differ" in WORDS else "digest"))
         self.page.set_phase(Phase.FINISHED)
         print(f"finished {self.step} steps, {math.ceil(PAUSE)}")
 
