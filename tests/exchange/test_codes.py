@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from planaria.exchange.codes import BLOCK, CODECS, Coded, Coder, coded_bytes
+from planaria.core.tree import fold_plan, leaves
+from planaria.exchange.codes import BLOCK, CODECS, Coded, Coder, coded_bytes, mean_key, part_key
+from planaria.exchange.folding import fold
 from planaria.exchange.noise import NOISE, ROW, Noise, key_of, row_words
 
 CPU = torch.device("cpu")
@@ -193,6 +195,22 @@ def test_what_is_not_finite_spoils_its_block_and_no_other(codec: str, bad: float
     out = through(values, codec)
     block = torch.arange(600) // BLOCK == place // BLOCK
     assert bool(out[block].isnan().all()) and bool(out[~block].isfinite().all())
+
+
+@given(st.integers(0, 2**32 - 1), st.sets(st.integers(0, 3), min_size=1, max_size=3), st.sampled_from([0.0, 3.0, 30.0]))
+@settings(max_examples=30, deadline=None)
+@codecs
+def test_a_shard_of_zeros_adds_nothing(codec: str, seed: int, there: set[int], spread: float) -> None:
+    """A replay has zeros for the groups that were missing. fp8 has a zero with a sign, which must not show either."""
+    parts = {shard: wild(seed + shard, 2 * BLOCK + 7, spread) for shard in there}
+
+    def mean(shards: list[int]) -> Tensor:
+        nothing, total = torch.zeros(2 * BLOCK + 7), torch.empty(2 * BLOCK + 7)
+        decoded = [through(parts.get(shard, nothing), codec, part_key(seed, 0, shard)) for shard in shards]
+        fold(decoded, fold_plan(leaves(frozenset(shards), 4), 4), 1, total, range(len(shards)))
+        return through(total, codec, mean_key(seed, 0))
+
+    assert torch.equal(mean(sorted(there)).view(torch.int32), mean([0, 1, 2, 3]).view(torch.int32))
 
 
 @codecs
