@@ -127,17 +127,25 @@ def _parse(path: Path) -> tuple[tuple[int, ...], Script]:
         body = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--replay {path}: cannot be read ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"--replay {path}: is no {FILE}") from None
     try:
         if body["version"] != VERSION:
             raise UsageError(f"--replay {path}: is of version {body['version']}, not {VERSION}")
-        changes = [[int(number), *map(_numbers, lists)] for number, *lists in body["changes"]]
-        if not changes or changes[0][0] != 0 or any(len(line) != 4 for line in changes):
-            raise ValueError
+        changes: list[list[Any]] = [[int(number), *map(_numbers, lists)] for number, *lists in body["changes"]]
         script = Script(path, str(body["method"]), int(body["shards"]), int(body["seed"]), Membership(changes))
+        numbers = [number for number, *_ in changes]
+        if numbers[:1] != [0] or numbers != sorted(set(numbers)):
+            raise ValueError
+        for _, *lists in changes:
+            counted, anew, left_out = (set(each) for each in lists)
+            # Of nobody there is no sync. A damaged line that passed would be told as a group lost in the replay.
+            if not counted or not anew <= counted or counted & left_out:
+                raise ValueError
+            if not counted | left_out <= set(range(script.shards)):
+                raise ValueError
         return (*map(int, body["quorum"]), int(body["syncs"])), script
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UsageError(f"--replay {path}: is no {FILE}, or a damaged one") from None
 
 

@@ -77,11 +77,18 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "nothing")
     for text, sentence in (
         ("{", "is no membership.json"),
+        ("[" * 100_000, "is no membership.json"),
         ("[]", "or a damaged one"),
         (json.dumps({**good, "version": 9}), "is of version 9"),
         (json.dumps({**good, "changes": []}), "or a damaged one"),
         (json.dumps({**good, "changes": [[1, [0], [0], []]]}), "or a damaged one"),  # does not begin at the beginning
         (json.dumps({**good, "changes": [[0, [0], ["x"], []]]}), "or a damaged one"),
+        (json.dumps({**good, "changes": [[0, [], [], []]]}), "or a damaged one"),  # nobody's sync
+        (json.dumps({**good, "changes": [[float("inf"), [0], [], []]]}), "or a damaged one"),
+        (json.dumps({**good, "changes": [[0, [0], [1], []]]}), "or a damaged one"),  # begins anew, but is not there
+        (json.dumps({**good, "changes": [[0, [0], [], [0]]]}), "or a damaged one"),
+        (json.dumps({**good, "changes": [[0, [0, 3], [], []]]}), "or a damaged one"),  # of three shards
+        (json.dumps({**good, "changes": [[0, [0], [], []], [4, [1], [], []], [2, [0], [], []]]}), "or a damaged one"),
     ):
         (tmp_path / FILE).write_text(text)
         with pytest.raises(UsageError, match=sentence):
