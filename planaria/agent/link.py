@@ -107,7 +107,8 @@ class Link:
         if self._outbox is None:
             return ()
         self._outbox.put_nowait(None)
-        with suppress(TimeoutError, grpc.RpcError, ProtocolError):
+        # UsageError: credentials that are being replaced just now.
+        with suppress(TimeoutError, grpc.RpcError, ProtocolError, UsageError):
             async with asyncio.timeout(_LEAVE_SECONDS), open_channel(self.address) as channel:
                 await self._gone.wait()
                 reply = await LighthouseStub(channel).Status(pb.StatusRequest(job=job))

@@ -174,8 +174,12 @@ class SyncPart(Part):
     def changes(self, fragment: int) -> list[Tensor]:
         """This group's pseudo-gradients: the shared parameters minus its own."""
         self._reshard()
-        # Never -0.0: what is left out then adds the same bits as a zero.
-        return [(live(shared) - live(local)).add_(0.0) for shared, local in self._of(fragment)]
+        # Of what they began with: where they are of a lower precision those are the shared ones rounded, and what is
+        # lost by that is no change. Never -0.0: what is left out then adds the same bits as a zero.
+        return [
+            (live(shared).to(local.dtype).to(shared.dtype) - live(local)).add_(0.0)
+            for shared, local in self._of(fragment)
+        ]
 
     def put(self, fragment: int, changes: Sequence[Tensor], weight: float) -> None:
         """As the gradients of the shared parameters, times their weight."""

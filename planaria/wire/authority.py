@@ -37,7 +37,7 @@ class Authority:
 
 def init(directory: Path, days: int) -> list[Path]:
     """A new authority, and certificates of all roles. Raises UsageError if there is one, or it cannot be written."""
-    if (directory / AUTHORITY_KEY).exists() or (directory / AUTHORITY).exists():
+    if any(os.path.exists(directory / name) for name in (AUTHORITY_KEY, AUTHORITY)):  # False where it may not look
         raise UsageError(
             f"{directory} has an authority; to renew the certificates say planaria certs renew {directory}, to begin "
             "anew give another directory"

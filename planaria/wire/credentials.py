@@ -50,15 +50,20 @@ class Credentials:
     @staticmethod
     def given(roles: Sequence[Role], environ: Mapping[str, str] = os.environ) -> Credentials | None:
         """In the directory that the environment names, of the first of ``roles`` of which it has any; None without a
-        directory. Raises UsageError if it has none."""
+        directory. Raises UsageError if it has none, or a damaged one, of which gRPC would only say that it failed."""
         if not (name := environ.get(ENVIRONMENT)):
             return None
         directory = Path(name)
         for role in roles:
-            if (directory / f"{role.value}.pem").exists():
-                found = Credentials(directory, role)
-                found.read()
-                return found
+            found = Credentials(directory, role)
+            try:
+                found.path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                pass  # reading it says the same in a sentence
+            found.context()
+            return found
         wanted = " or ".join(f"{role.value}.pem" for role in roles)
         raise UsageError(f"--credentials {directory} has no {wanted}; planaria certs init makes them")
 
@@ -93,11 +98,11 @@ class Credentials:
         def latest() -> Any:
             nonlocal known
             try:
-                found = self.read()
+                if (found := self.read()) == known:
+                    return None
+                self.context()
             except UsageError:
                 return None  # half replaced: what was there before still holds
-            if found == known:
-                return None
             known = found
             return _configuration(found)
 
@@ -115,7 +120,7 @@ class Credentials:
             context.load_cert_chain(self.path)
             context.load_verify_locations(cadata=pem.authority.decode("ascii"))
         except (ssl.SSLError, UnicodeDecodeError) as error:
-            what = f"{self.path.name} or {AUTHORITY} is damaged: {error}"
+            what = f"{self.path.name} or {AUTHORITY} is damaged, or its key is another certificate's ({error})"
             raise UsageError(f"--credentials {self.directory}: {what}") from None
         return context
 

@@ -194,6 +194,13 @@ def plain() -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k != ENVIRONMENT}, "PYTHONPATH": str(ROOT)}
 
 
+def mix(where: Path, key: str, certificate: str) -> None:
+    """Into the file ``certificate``, with the key of another."""
+    start = b"-----BEGIN CERTIFICATE"
+    parts = [(where / name).read_bytes().partition(start) for name in (key, certificate)]
+    (where / certificate).write_bytes(parts[0][0] + start + parts[1][2])
+
+
 @pytest.mark.parametrize(
     ("spoilt", "said"),
     [
@@ -201,6 +208,8 @@ def plain() -> dict[str, str]:
         (lambda where: (where / "agent.pem").unlink(), "has no agent.pem"),
         (lambda where: (where / "agent.pem").write_bytes(b"\xff\x00"), "does not hold a key and a certificate"),
         (lambda where: shutil.rmtree(where), "has no agent.pem"),
+        (lambda where: (where / "ca.pem").write_text("nonsense"), "damaged"),
+        (lambda where: mix(where, "operator.pem", "agent.pem"), "its key is another certificate's"),
     ],
 )
 def test_files_that_are_no_credentials(own: Path, spoilt: object, said: str) -> None:

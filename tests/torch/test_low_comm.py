@@ -17,6 +17,7 @@ from planaria.errors import NonFiniteError, UsageError
 from planaria.torch.fragments import cut
 from planaria.torch.low_comm import LowCommunication
 from planaria.torch.low_comm_worker import LowCommWorker
+from planaria.torch.sync_part import SyncPart
 
 POINTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
@@ -223,6 +224,18 @@ def test_half_precision_parameters_have_shared_ones_that_add_up_small_changes() 
     for (name, local), (same, shared) in zip(sync.part.trained, sync.part.shared_of(0), strict=True):
         assert name == same and local.dtype == torch.bfloat16 and shared.dtype == torch.float32
         assert torch.equal(local.detach(), shared.detach().to(torch.bfloat16))
+
+
+def test_what_half_precision_rounds_away_is_no_change() -> None:
+    model = nn.Linear(8, 8).to(torch.bfloat16)
+    part = SyncPart("sync", pt.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.0), every=1))
+    shared = part.shared_of(0)
+    with torch.no_grad():
+        for _, parameter in shared:
+            parameter += torch.rand_like(parameter) * 1e-3  # between two numbers of half precision
+    part.renew()
+    part.begin(0)
+    assert all(not change.any() for change in part.changes(0))
 
 
 def test_shared_parameters_can_be_looked_at_while_groups_have_their_own() -> None:
