@@ -76,9 +76,9 @@ class TreeExchange:
         change, but for ``noise``.
 
         ``nodes_by_rank``: the subtrees whose sums each rank will submit, ascending; for a coded reduction single
-        shards. ``tail_bytes``: the most
-        that any member will submit as its tail. ``noise``: of a coded reduction, a key that no other exchange of the
-        job has, as ``noise.key_of(seed, step)``; the same exchange that is done once more has the same.
+        shards. ``tail_bytes``: the most that any member will submit as its tail. ``noise``: of a coded reduction, a key
+        that no other exchange of the job has, as ``noise.key_of(seed, step)``; the same exchange that is done once more
+        has the same.
         """
         given_up, self._round = self._round, None  # of an earlier step
         if given_up is not None and not self._engine.may_give_up(given_up):
