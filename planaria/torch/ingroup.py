@@ -29,12 +29,14 @@ from planaria.errors import CommunicatorError, PlanariaError
 from planaria.exchange.rendezvous import CONNECT, NEVER, RendezvousStore, connect, gloo_group
 from planaria.exchange.sockets import TABLE, Lines
 from planaria.exchange.waiting import Bell, Pending
+from planaria.torch.letting_go import let_go
 
 HOST = "planaria"  # torch's names of the backends: gloo, over connections that can be cut
 IDLE = "planaria_idle"
 
-# torch keeps the backends of a process group by a number for their kind, and never replaces one. Its own kinds have
-# small numbers, and a number has eight bits: after so many lives the group must be started as a whole.
+# torch keeps the backends of a process group by a number for their kind, and never replaces one that it still has. Its
+# own kinds have small numbers, and a number has eight bits: where torch does not let go of them, the group must be
+# started as a whole after so many lives.
 _FIRST_KIND, _KINDS = 64, 256
 _FULL = 0.75  # of the files that a process may have open; scripts need some, too
 _RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting, or looks at a device
@@ -56,7 +58,8 @@ class InGroup:
         self._cut = False
         self._timeouts: dict[tuple[tuple[int, ...], int], timedelta] = {}
         self._count: Counter[tuple[int, ...]] = Counter()
-        self._life = 0
+        self._kept = 0  # lives whose backends torch still has
+        self._device_kept: list[Any] = []  # NCCL's of earlier lives: whether one may end after its abort is not known
         self._store: object | None = None
 
     # --- torch makes a process group ---------------------------------------------------------------------------
@@ -113,7 +116,7 @@ class InGroup:
         if not already and dist.is_initialized():
             # Kernels that wait for a peer end by this alone. It takes up to a second, and nobody waits for it; nor does
             # one abort for another, for kernels of several groups may wait for each other.
-            found = [group._get_backend(kind) for group, _, _ in _groups() for kind in _devices(group, "cuda")]
+            found = [backend for group, _, _ in _groups() for backend in _backends(group, "cuda")]
             for backend in {id(each): each for each in (*found, *self._device_groups)}.values():
                 threading.Thread(target=_abort, args=(backend,), name="planaria-abort", daemon=True).start()
             self._device_groups.clear()
@@ -129,7 +132,6 @@ class InGroup:
         with self._lock:
             self._lines.clear()
             self._cut = False
-        self._life += 1
         made: Pending[None] = Pending(bell, f"connecting the ranks of {name}")
 
         def work() -> None:
@@ -151,8 +153,8 @@ class InGroup:
             raise
 
     def _renew(self, port: int, name: str, device: torch.device, cancelled: Callable[[], bool]) -> None:
-        kind = _FIRST_KIND + 2 * self._life
-        # Nor does torch let go of one: the files and threads of all earlier lives stay.
+        kind = _FIRST_KIND + 2 * self._let_go()
+        # What torch keeps, keeps its files.
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if kind + 2 > _KINDS or len(os.listdir(TABLE)) > most * _FULL:
             raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
@@ -171,6 +173,20 @@ class InGroup:
                 nccl = self._device_group(PrefixStore("cuda", prefix), device, ranks, timeout, group.group_name)
                 with self._lock:
                     _put(group, kind_of_device, kind + 1, nccl)
+
+    def _let_go(self) -> int:
+        """Drop what connected the process groups before. The number of lives whose backends torch still has."""
+        old: list[Any] = []
+        released = True
+        with self._lock:
+            for group, _, _ in _groups():
+                old += _backends(group, "cpu")
+                self._device_kept += _backends(group, "cuda")
+                released &= let_go(group)
+            self._kept += not released
+        # Gloo's destructor waits for what is in its hands: nobody waits for it.
+        threading.Thread(target=old.clear, name="planaria-let-go", daemon=True).start()
+        return self._kept
 
     def _device_group(
         self, store: Store, device: torch.device, ranks: tuple[int, ...], timeout: timedelta, name: str
@@ -229,6 +245,13 @@ def _groups() -> Iterator[tuple[Any, tuple[int, ...], int]]:
 
 def _devices(group: Any, kind: str) -> list[torch.device]:
     return [device for device in group._device_types if device.type == kind]
+
+
+def _backends(group: Any, kind: str) -> list[Any]:
+    """None where they were let go of and a try to replace them has failed."""
+    with suppress(RuntimeError):
+        return [group._get_backend(device) for device in _devices(group, kind)]
+    return []
 
 
 def _put(group: Any, device: torch.device, kind: int, backend: Any) -> None:
