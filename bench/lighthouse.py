@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from planaria.wire.checks import decode_quorum_id
 from planaria.wire.codec import decode_quorum, encode_report
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = "from planaria.lighthouse.server import run; run('127.0.0.1:0', {!r}, None, 0)"
+RUN = "from planaria.lighthouse.server import run; run({!r}, {!r}, None, 0)"
 ATTEND = "/planaria.v1.Lighthouse/Attend"
 PATIENCE = 120.0  # seconds for anything; a lighthouse that needs longer has failed
 
@@ -93,6 +93,25 @@ class Agent:
         async with self._writing:
             for each in reports:
                 await self._write(pb.AgentFrame(report=encode_report(each)).SerializeToString())
+
+    async def connect_again(self) -> None:
+        """To a new lighthouse at the same address: all is told that the old one knew."""
+        assert self.quorum is not None
+        self.heard.clear()
+        await self._write_nothing()
+        self._call = self._channel.stream_stream(ATTEND)(wait_for_ready=True)
+        self._tasks.append(asyncio.create_task(self._read()))
+        await self.tell(self._hello)
+        await self.ready()
+        await self.adopt()
+        await self.tell(Synced())
+
+    async def _write_nothing(self) -> None:
+        """Until there is a lighthouse again nothing can be told."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
 
     async def ready(self) -> None:
         group = self.member.group
@@ -230,9 +249,32 @@ async def one_death(fleet: Fleet, victim: Agent) -> dict[str, float]:
         await agent.adopt()
     return {
         "first": min(times) - began,
+        "p99": sorted(times)[int(0.99 * (len(times) - 1))] - began,
         "last": max(times) - began,
         "planned": max(planned) - back,
     }
+
+
+async def a_new_lighthouse(fleet: Fleet, again: Callable[[], None]) -> dict[str, float]:
+    """It is killed, and another begins with its store. Seconds from its being started to all agents having told it
+    everything, and to the last of them having the quorum that answers a death which is told at once."""
+    began = time.monotonic()
+    again()
+    listening = time.monotonic() - began
+    await asyncio.gather(*(agent.connect_again() for agent in fleet.agents))
+    victim = fleet.agents[0]
+    others = fleet.agents[1:]
+    await victim.tell(Died(victim.member, "killed by SIGKILL"))
+    told = time.monotonic() - began
+    while True:
+        await fleet.until_all_hear(others)
+        for agent in others:
+            if agent.quorum is None or victim.member in agent.quorum.members:
+                found = agent.published()
+                agent.quorum = found[1] if found is not None else agent.quorum
+        if all(agent.quorum is not None and victim.member not in agent.quorum.members for agent in others):
+            break
+    return {"listening": listening, "told": told, "recovered": time.monotonic() - began}
 
 
 async def caught_up(fleet: Fleet, address: str) -> None:
@@ -254,29 +296,55 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+class Lighthouse:
+    """A process. ``start`` and ``kill`` it as often as you like: it keeps its store and its address."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = "127.0.0.1:0"
+        self._store, self.log = directory / "store.db", (directory / "log").open("w+")
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", RUN.format(self.address, str(self._store))]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, cwd=ROOT, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise BenchError(f"the lighthouse did not start: {self.log.read()}")
+        self.address = str(json.loads(line)["address"])
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def again(self) -> None:
+        self.kill()
+        self.start()
+
+
 @asynccontextmanager
-async def running(agents: int) -> AsyncIterator[tuple[Fleet, psutil.Process, str]]:
+async def running(agents: int) -> AsyncIterator[tuple[Fleet, Lighthouse]]:
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-c", RUN.format(str(Path(directory) / "store.db"))]
-        log = (Path(directory) / "log").open("w+")
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, text=True)
-        assert process.stdout is not None
+        lighthouse = Lighthouse(Path(directory))
+        log = lighthouse.log
         fleet: Fleet | None = None
         try:
-            line = process.stdout.readline()
-            if not line:
-                log.seek(0)
-                raise BenchError(f"the lighthouse did not start: {log.read()}")
-            address = str(json.loads(line)["address"])
-            fleet = Fleet(agents, address)
-            yield fleet, psutil.Process(process.pid), address
+            lighthouse.start()
+            fleet = Fleet(agents, lighthouse.address)
+            yield fleet, lighthouse
         except BenchError:
             log.seek(0)
             print(log.read()[-3000:], file=sys.stderr)
             raise
         finally:
-            process.kill()
-            process.wait()
+            lighthouse.kill()
             log.close()
             if fleet is not None:
                 await asyncio.gather(*(agent.close() for agent in fleet.agents))
@@ -284,7 +352,8 @@ async def running(agents: int) -> AsyncIterator[tuple[Fleet, psutil.Process, str
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(args.seed)
-    async with running(args.agents) as (fleet, process, address):
+    async with running(args.agents) as (fleet, lighthouse):
+        process, address = psutil.Process(lighthouse.pid), lighthouse.address
         watch = report.LoadWatch()
         began = time.monotonic()
         await start(fleet)
@@ -298,18 +367,20 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.deaths):
             deaths.append(await one_death(fleet, rng.choice(fleet.agents)))
             await asyncio.sleep(HEARTBEAT_SECONDS)
+        memory = process.memory_info().rss / 2**20
         return {
+            "restart": await a_new_lighthouse(fleet, lighthouse.again),
             "agents": args.agents,
             "start": started,
             "quiet": quiet,
             "deaths": deaths,
-            "memory_mib": process.memory_info().rss / 2**20,
+            "memory_mib": memory,
             "others": watch.others(),
         }
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    quiet, deaths = found["quiet"], found["deaths"]
+    quiet, deaths, restart = found["quiet"], found["deaths"], found["restart"]
 
     def of(key: str) -> str:
         return report.spread([d[key] for d in deaths]).text(0, 1e3)
@@ -320,8 +391,10 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"reports/s: {quiet['beats_per_second']:.0f} for {quiet['seconds']:.0f} s, "
         f"at {quiet['cores']:.2f} cores of the lighthouse ({quiet['cpu'] / quiet['beats'] * 1e6:.0f} us a report)",
         f"one core would take {quiet['beats'] / quiet['cpu']:.0f} reports/s",
-        f"Died to Publish, first agent: {of('first')} ms; all agents: {of('last')} ms",
+        f"Died to Publish, first agent: {of('first')} ms; p99: {of('p99')} ms; all agents: {of('last')} ms",
         f"Adopted by all and Ready to the planned Publish at all agents: {of('planned')} ms",
+        f"a new lighthouse: listens after {restart['listening']:.2f} s, all have told it everything after "
+        f"{restart['told']:.2f} s, and have its answer to a death after {restart['recovered']:.2f} s",
         f"memory of the lighthouse: {found['memory_mib']:.0f} MiB; CPU of others: {found['others']:.0%}",
     ]
 

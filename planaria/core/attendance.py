@@ -35,6 +35,7 @@ class Attendance:
         self.look_at = math.inf  # watched time before which nobody's silence can be too long
         self._clock = WatchedClock(HEARTBEAT_SECONDS)
         self._away: set[str] = set()  # agents out of reach
+        self._hosted: dict[str, dict[int, None]] = {}  # by agent: groups that it has, or has had, in order
         self._slowest: float | None = None  # the longest step seconds of any group; None: to be looked up again
 
     # --- events ----------------------------------------------------------------------------------------------
@@ -97,6 +98,7 @@ class Attendance:
             self.news, self._slowest = True, None
         if view.agent != name:
             view.agent, self.news = name, True
+        self._hosted.setdefault(name, {})[member.group] = None
         self.agents[name].told.add(member)
         return view
 
@@ -119,11 +121,8 @@ class Attendance:
         """Groups that the agent, having told everything, did not mention: it was started again, and they ended
         with its former life."""
         told = self.agents[name].told
-        return [
-            g
-            for g in self.groups.values()
-            if g.agent == name and g.ready is not None and g.member not in told and g.state not in CERTAINLY_GONE
-        ]
+        mine = self.of_agent(name)
+        return [g for g in mine if g.ready is not None and g.member not in told and g.state not in CERTAINLY_GONE]
 
     def next_stall(self) -> float | None:
         """When the groups of an agent that is out of reach may be given up; watched time."""
@@ -136,6 +135,11 @@ class Attendance:
         """The entry of this very incarnation."""
         view = self.groups.get(member.group)
         return view if view is not None and view.member == member else None
+
+    def of_agent(self, name: str) -> list[Group]:
+        """The groups of an agent. Asked for every agent that comes or goes, and so not at the cost of all groups."""
+        views = (self.groups.get(number) for number in self._hosted.get(name, ()))
+        return [view for view in views if view is not None and view.agent == name]
 
     def connected(self, view: Group) -> bool:
         """Whether its agent is in reach and has told everything, so that it can be told everything in order."""

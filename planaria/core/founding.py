@@ -98,7 +98,7 @@ class Founding(Ledger):
         self._start = newest
         self._publish(ready, True, "the job starts", founding=True)
 
-    def _drifts(self, joining: list[Ready], others: list[Ready]) -> None:
+    def _drifts(self, joining: list[Ready], others: Iterable[Ready]) -> None:
         """Tell of members that may differ in what bits depend on, and do."""
         for report in joining:
             if told := drift(report, others):
@@ -177,8 +177,8 @@ class Founding(Ledger):
         """Have the groups of these agents replaced that looked too early, or not at all."""
         for agent in agents:
             self._send(agent, Resume(reason, self._run))
-        for view in self.seen.groups.values():
-            if view.agent in agents and view.state is State.READY and not self._looked(view):
+        for view in (view for agent in agents for view in self.seen.of_agent(agent)):
+            if view.state is State.READY and not self._looked(view):
                 view.state = State.STARTING
 
     def _tell_again(self, agent: str) -> None:

@@ -49,6 +49,11 @@ REBUILD_WINDOW = 3.0
 # it is given up.
 LAST_WORD_WINDOW = HEARTBEAT.ceiling
 EVENTS_KEPT = 200
+# A decision looks at every group, which takes about so many seconds for each. In a large job the next one rests for as
+# long as that: else a thousand agents that come at once, or a rack that is lost, would cost a thousand decisions, and
+# as many quorums. What happens after a pause is decided upon at once.
+DECISION_SECONDS = 20e-6
+LARGE = 64  # groups; below, a rest would be shorter than a message takes
 
 
 class Ledger:
@@ -89,6 +94,7 @@ class Ledger:
         self._members: frozenset[Member] = frozenset()  # of the quorum in force
         self._awaited: set[Member] = set()  # those of them that have not said that they work under it
         self._news = False  # something happened that may ask for a decision
+        self._rests_until = -math.inf  # watched time; a large job has just been decided upon
         self._decide_at = math.inf  # watched time at which one may be due without news
         self._out: list[Effect] = []
         self._events: list[Event] = []
@@ -121,9 +127,14 @@ class Ledger:
 
     def _end(self) -> list[Effect]:
         if self._news or self.seen.news or self.seen.at >= self._decide_at:
-            self._news = self.seen.news = False
-            self._decide()
-            self._decide_at = min((at for at in self._due() if at > self.seen.at), default=math.inf)
+            if self.seen.at < self._rests_until:
+                self._news, self._decide_at = True, self._rests_until
+            else:
+                self._news = self.seen.news = False
+                self._decide()
+                self._decide_at = min((at for at in self._due() if at > self.seen.at), default=math.inf)
+                if (groups := len(self.seen.groups)) > LARGE:
+                    self._rests_until = self.seen.at + groups * DECISION_SECONDS
         out, self._out = self._out, []
         return out
 
@@ -214,9 +225,7 @@ class Ledger:
         """After a reconnect: what was published meanwhile, and standing wishes. Members ignore what they know."""
         if self.spec is not None:
             self._send(agent, Desired(self.spec.groups))
-        for view in self.seen.groups.values():
-            if view.agent != agent:
-                continue
+        for view in self.seen.of_agent(agent):
             if view.evicted:
                 self._send(agent, Kill(view.member.group, int(signals.SIGKILL)))
             if view.ready is None or view.state in CERTAINLY_GONE:
@@ -254,7 +263,7 @@ class Ledger:
     # --- small deeds and questions ---------------------------------------------------------------------------
 
     def _disconnect(self, agent: str, why: str) -> None:
-        at_work = any(g.agent == agent and g.state not in CERTAINLY_GONE for g in self.seen.groups.values())
+        at_work = any(g.state not in CERTAINLY_GONE for g in self.seen.of_agent(agent))
         if self.seen.lost(agent) and at_work:  # one whose groups have all ended has just left
             self._event("agent", f"agent {agent} is out of reach: {why}")
 

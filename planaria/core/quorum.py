@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import signal as signals
+from collections.abc import Iterator
 
 from planaria.core.fingerprint import drift, misfit
 from planaria.core.liveness import HEARTBEAT_SECONDS
@@ -64,6 +65,7 @@ class Lighthouse(Spares):
         self._strike_step = -1
         self._replan_at = 0.0
         self._replan_delay = REPLAN_DELAY[0]
+        self._digests: dict[str, Group] = {}  # of finished groups: the first of each
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
 
     # --- events ----------------------------------------------------------------------------------------------
@@ -237,8 +239,10 @@ class Lighthouse(Spares):
         self.founded = self.complete = True
         self.seen.progressed(report.step)
         self._event("finish", f"{report.member} finished at step {report.step}", report.member.group)
-        finished = [g for g in self.seen.groups.values() if g.state is State.FINISHED and g.digest]
-        other = next((g for g in finished if g.digest != report.digest), None) if report.digest else None
+        if not report.digest:
+            return
+        self._digests.setdefault(report.digest, view)
+        other = next((g for digest, g in self._digests.items() if digest != report.digest), None)
         if other is None:
             return
         text = f"finished groups hold different states: {other.member} {other.digest}, {report.member} {report.digest}"
@@ -439,6 +443,7 @@ class Lighthouse(Spares):
             return False
         return view.leaving if view.member == member else view.member > member  # it has left, and is coming back
 
-    def _at_work(self, besides: Member) -> list[Ready]:
+    def _at_work(self, besides: Member) -> Iterator[Ready]:
+        """One is enough for most, so nobody looks at all of them."""
         views = self.seen.groups.values()
-        return [v.ready for v in views if v.ready and v.state is State.ACTIVE and v.member != besides]
+        return (v.ready for v in views if v.ready and v.state is State.ACTIVE and v.member != besides)

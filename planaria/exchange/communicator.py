@@ -63,11 +63,13 @@ class Communicator:
         column: int = 0,
         device: torch.device = CPU,
         shelf: Shelf | None = None,
+        prepared: Job = lambda: None,
     ) -> None:
         self.quorum = quorum
         self.column = column
         self.device = device
         self.shelf = shelf
+        self._prepared = prepared
         self.link: DeviceLink | None = None
         self.quorum_id = quorum.id
         self.rank = rank
@@ -250,8 +252,13 @@ class Communicator:
             self.link = DeviceLink(self.device, self.rank, self.peers, lambda: self._error)
             load_kernels(self.device)
             if self.size > 1:
-                first = self.tags(2)
-                self.link.form(lambda mine: self.gather_now(mine, first))
+                first = self.tags(4)
+                self.link.form(lambda mine: self.gather_now(mine, first), lambda: self._assemble(first + 2))
+
+    def _assemble(self, first_tag: int) -> None:
+        """Until all members are prepared: whoever takes this life for formed may wait for the others from then on."""
+        self._prepared()
+        self.gather_now(b"", first_tag)
 
     def _serve(self) -> None:
         """Run jobs until the end: the other acts of the life's thread."""
@@ -307,7 +314,8 @@ class Communicators:
     ``on_formed(quorum_id, error)`` is called once for every quorum that was given to :meth:`form`, by the
     life's thread: with None if the communicator can be used, else with a sentence that says why it cannot.
     ``column`` is this rank's number within its group: it exchanges with the same rank of the other groups.
-    ``device`` is where its gradients are.
+    ``device`` is where its gradients are. ``prepared`` returns when this rank could do its part in a step, which may
+    be a moment after it says that it can; it is asked where NCCL is formed, which takes longer.
     """
 
     def __init__(
@@ -318,6 +326,7 @@ class Communicators:
         on_formed: Callable[[QuorumId, str | None], None],
         column: int = 0,
         device: torch.device = CPU,
+        prepared: Job = lambda: None,
     ) -> None:
         self._me = me
         self._host = host
@@ -325,6 +334,7 @@ class Communicators:
         self._on_formed = on_formed
         self._column = column
         self._device = device
+        self._prepared = prepared
         self._shelf = None if device.type == "cpu" else Shelf(device)
         self._lock = threading.Lock()
         self._lives: dict[QuorumId, Communicator] = {}
@@ -349,7 +359,7 @@ class Communicators:
             lingering = sum(life.error is not None for life in self._threads)
             if lingering >= LINGERING_LIMIT:
                 raise CommunicatorError(f"{lingering} dropped communicators have not ended yet; restart the rank")
-            life = Communicator(quorum, rank, self._bell, self._column, self._device, self._shelf)
+            life = Communicator(quorum, rank, self._bell, self._column, self._device, self._shelf, self._prepared)
             timeout = max(FORMATION_FLOOR, FORMATION_FACTOR * self._longest)
             name = f"planaria-exchange-{quorum.id}"
             thread = threading.Thread(target=self._run, args=(life, timeout), name=name, daemon=True)

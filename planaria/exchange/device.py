@@ -51,14 +51,16 @@ class DeviceLink:
         self.nccl = Nccl(device, ended)
         self._ended = ended
 
-    def form(self, gather: Callable[[bytes], list[bytes]]) -> None:
-        """Connect to all peers. ``gather`` hands all members' bytes to all."""
+    def form(self, gather: Callable[[bytes], list[bytes]], assemble: Callable[[], object]) -> None:
+        """Connect to all peers. ``gather`` hands all members' bytes to all. ``assemble`` is called when the peers' NCCL
+        has been met, and returns when all have called it."""
         mine = unique_id() if self.rank == 0 else bytes(UNIQUE_ID_BYTES)
         unique = gather(mine)[0]
         words = torch.zeros(self.size + 1, dtype=torch.float32, device=self.device)  # for all and from each
         self.wait(self.work.record_event())
 
         def greet(nccl: Nccl) -> None:
+            assemble()
             with nccl.group():
                 for peer in self._peers or [self.rank]:
                     nccl.send(words[-1], peer, self.wire)
@@ -142,7 +144,7 @@ def _warm_up(device: torch.device) -> None:
         link = DeviceLink(device, 0, [], lambda: None)
         try:
             load_kernels(device)
-            link.form(lambda mine: [mine])
+            link.form(lambda mine: [mine], lambda: None)
         finally:
             link.end()
 

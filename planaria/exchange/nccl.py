@@ -184,14 +184,14 @@ class _Formation:
         self.over = threading.Event()
         self._device = device
         self._handle = ctypes.c_void_p()
-        self._error: CommunicatorError | None = None
+        self._error: PlanariaError | None = None
         self._lock = threading.Lock()
         self._abandoned = False
         arguments = unique, rank, size, first
         threading.Thread(target=self._run, args=arguments, name="planaria-nccl", daemon=True).start()
 
     def taken(self) -> ctypes.c_void_p:
-        """Once it is over: the communicator. Raises CommunicatorError if there is none."""
+        """Once it is over: the communicator. Raises what was the matter if there is none."""
         if self._error is not None:
             raise self._error
         return self._handle
@@ -210,7 +210,7 @@ class _Formation:
             identity = UniqueId.from_buffer_copy(unique)
             _check(library().ncclCommInitRank(ctypes.byref(self._handle), size, identity, rank))
             first(Nccl(self._device, lambda: None, self._handle))
-        except CommunicatorError as error:
+        except PlanariaError as error:
             self._error = error
         with self._lock:
             self.over.set()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from planaria.sim.scale import Fleet, table
 from planaria.sim.scenario import Scenario, random_scenario
 from planaria.sim.shrink import shrink
 from planaria.sim.world import Outcome, World
@@ -88,8 +89,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scenario", type=Path, help="run this file instead of seeds")
     parser.add_argument("--save", type=Path, help="write failing runs here, as scenario files")
     parser.add_argument("--keep-going", type=int, default=1, metavar="N", help="end after N failures")
+    parser.add_argument("--agents", type=int, action="append", help="what so many agents cost a lighthouse; repeatable")
     parser.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args(arguments)
+    if options.agents:
+        print("\n".join(table([Fleet(count).run() for count in options.agents])))
+        return 0
     if options.scenario is not None:
         outcome = World(Scenario.load(options.scenario), keep_trace=options.verbose).run()
         print("\n".join(outcome.lines if options.verbose else outcome.lines[-SHOWN:]))

@@ -29,12 +29,14 @@ from planaria.errors import CommunicatorError, PlanariaError
 from planaria.exchange.rendezvous import CONNECT, NEVER, RendezvousStore, connect, gloo_group
 from planaria.exchange.sockets import TABLE, Lines
 from planaria.exchange.waiting import Bell, Pending
+from planaria.torch.letting_go import let_go
 
 HOST = "planaria"  # torch's names of the backends: gloo, over connections that can be cut
 IDLE = "planaria_idle"
 
-# torch keeps the backends of a process group by a number for their kind, and never replaces one. Its own kinds have
-# small numbers, and a number has eight bits: after so many lives the group must be started as a whole.
+# torch keeps the backends of a process group by a number for their kind, and never replaces one that it still has. Its
+# own kinds have small numbers, and a number has eight bits: where torch does not let go of them, the group must be
+# started as a whole after so many lives.
 _FIRST_KIND, _KINDS = 64, 256
 _FULL = 0.75  # of the files that a process may have open; scripts need some, too
 _RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting, or looks at a device
@@ -56,8 +58,11 @@ class InGroup:
         self._cut = False
         self._timeouts: dict[tuple[tuple[int, ...], int], timedelta] = {}
         self._count: Counter[tuple[int, ...]] = Counter()
-        self._life = 0
+        self._kept = 0  # lives whose backends torch still has
+        self._device_kept: list[Any] = []  # NCCL's of earlier lives: whether one may end after its abort is not known
         self._store: object | None = None
+        self._life = 0
+        self._devices: Pending[None] | None = None  # of this life; None: torch has connected them, or will
 
     # --- torch makes a process group ---------------------------------------------------------------------------
 
@@ -113,7 +118,7 @@ class InGroup:
         if not already and dist.is_initialized():
             # Kernels that wait for a peer end by this alone. It takes up to a second, and nobody waits for it; nor does
             # one abort for another, for kernels of several groups may wait for each other.
-            found = [group._get_backend(kind) for group, _, _ in _groups() for kind in _devices(group, "cuda")]
+            found = [backend for group, _, _ in _groups() for backend in _backends(group, "cuda")]
             for backend in {id(each): each for each in (*found, *self._device_groups)}.values():
                 threading.Thread(target=_abort, args=(backend,), name="planaria-abort", daemon=True).start()
             self._device_groups.clear()
@@ -121,38 +126,58 @@ class InGroup:
     def renew(self, port: int, name: str, device: torch.device, bell: Bell, cancelled: Callable[[], bool]) -> None:
         """Connect this process's groups to those of the other ranks, who do the same under the same ``name``. They meet
         at ``port`` of MASTER_ADDR, which rank 0 serves. What connected them before has ended then. ``device``: of this
-        rank.
+        rank. Returns when the hosts are connected; ``await_devices`` tells when the devices are.
 
         Raises Interrupted as soon as ``cancelled`` (whose change must ring the bell), CommunicatorError if it fails.
         """
         self.cut()
+        hosts: Pending[None] = Pending(bell, f"connecting the ranks of {name}")
+        devices: Pending[None] = Pending(bell, f"connecting the devices of {name}")
         with self._lock:
             self._lines.clear()
             self._cut = False
-        self._life += 1
-        made: Pending[None] = Pending(bell, f"connecting the ranks of {name}")
+            self._life += 1
+            life, self._devices = self._life, devices
 
         def work() -> None:
             try:
                 if device.type == "cuda":
                     torch.cuda.set_device(device)  # every thread has its own
-                self._renew(port, name, device, cancelled)
-                made.succeed(None)
+                self._renew(port, name, device, cancelled, life, hosts)
+                devices.succeed(None)
             except PlanariaError as error:
-                made.fail(error)
+                failed(error)
             except Exception as error:  # somebody waits to be told
-                made.fail(CommunicatorError(f"the ranks of {name} could not be connected: {error}"))
+                failed(CommunicatorError(f"the ranks of {name} could not be connected: {error}"))
+
+        def failed(error: PlanariaError) -> None:
+            hosts.fail(error)
+            devices.fail(error)
 
         threading.Thread(target=work, name="planaria-regroup", daemon=True).start()
         try:
-            made.wait(cancelled)
+            hosts.wait(cancelled)
         except BaseException:
             self.cut()  # ends what the thread waits for
             raise
 
-    def _renew(self, port: int, name: str, device: torch.device, cancelled: Callable[[], bool]) -> None:
-        kind = _FIRST_KIND + 2 * self._life
-        # Nor does torch let go of one: the files and threads of all earlier lives stay.
+    def await_devices(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the devices are connected again; any thread. Raises as ``renew`` does. The wait ends without
+        ``cancelled``, too, when the connections are cut."""
+        if (devices := self._devices) is not None:
+            devices.wait(cancelled)
+
+    def _renew(
+        self,
+        port: int,
+        name: str,
+        device: torch.device,
+        cancelled: Callable[[], bool],
+        life: int,
+        hosts: Pending[None],
+    ) -> None:
+        kind = _FIRST_KIND + 2 * self._let_go()
+        # What torch keeps, keeps its files.
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if kind + 2 > _KINDS or len(os.listdir(TABLE)) > most * _FULL:
             raise PlanariaError(f"the ranks of {name} have lost too many of their number; the group is started again")
@@ -160,17 +185,42 @@ class InGroup:
         if rank == 0:
             self._store = RendezvousStore(os.environ["MASTER_ADDR"], port)
         store = self._reach(f"{os.environ['MASTER_ADDR']}:{port}", cancelled)
+        found = []
         for group, ranks, number in _groups():
             names = [f"rank {each} of {name}" for each in ranks]
             prefix = PrefixStore(f"{name}/{','.join(map(str, ranks))}/{number}", store)
             timeout = self._timeouts.get((ranks, number), NEVER)
             host = self._host_group(prefix, ranks.index(rank), names, timeout)
-            with self._lock:
-                _put(group, torch.device("cpu"), kind, host)
+            self._put(group, torch.device("cpu"), kind, host, life)
+            found.append((group, ranks, PrefixStore("cuda", prefix), timeout))
+        hosts.succeed(None)  # devices take longer; the group can meet the others of the job meanwhile
+        for group, ranks, prefix, timeout in found:
             for kind_of_device in _devices(group, "cuda"):
-                nccl = self._device_group(PrefixStore("cuda", prefix), device, ranks, timeout, group.group_name)
-                with self._lock:
-                    _put(group, kind_of_device, kind + 1, nccl)
+                nccl = self._device_group(prefix, device, ranks, timeout, group.group_name)
+                self._put(group, kind_of_device, kind + 1, nccl, life)
+
+    def _put(self, group: Any, device: torch.device, kind: int, backend: Any, life: int) -> None:
+        with self._lock:
+            if life != self._life or self._cut:
+                raise CommunicatorError("no longer wanted")
+            number = c10d.ProcessGroup.BackendType(kind)
+            group._register_backend(device, number, backend)
+            if device.type == "cpu":
+                group._set_default_backend(number)
+
+    def _let_go(self) -> int:
+        """Drop what connected the process groups before. The number of lives whose backends torch still has."""
+        old: list[Any] = []
+        released = True
+        with self._lock:
+            for group, _, _ in _groups():
+                old += _backends(group, "cpu")
+                self._device_kept += _backends(group, "cuda")
+                released &= let_go(group)
+            self._kept += not released
+        # Gloo's destructor waits for what is in its hands: nobody waits for it.
+        threading.Thread(target=old.clear, name="planaria-let-go", daemon=True).start()
+        return self._kept
 
     def _device_group(
         self, store: Store, device: torch.device, ranks: tuple[int, ...], timeout: timedelta, name: str
@@ -231,11 +281,11 @@ def _devices(group: Any, kind: str) -> list[torch.device]:
     return [device for device in group._device_types if device.type == kind]
 
 
-def _put(group: Any, device: torch.device, kind: int, backend: Any) -> None:
-    number = c10d.ProcessGroup.BackendType(kind)
-    group._register_backend(device, number, backend)
-    if device.type == "cpu":
-        group._set_default_backend(number)
+def _backends(group: Any, kind: str) -> list[Any]:
+    """None where they were let go of and a try to replace them has failed."""
+    with suppress(RuntimeError):
+        return [group._get_backend(device) for device in _devices(group, kind)]
+    return []
 
 
 def _abort(backend: Any) -> None:

@@ -80,7 +80,9 @@ class Session:
         self.world = world
         self.page = page
         self.bell = Bell()
-        self.communicators = Communicators(self.member, settings.host, self.bell, self._on_formed, world.rank, device)
+        self.communicators = Communicators(
+            self.member, settings.host, self.bell, self._on_formed, world.rank, device, world.await_devices
+        )
         self.stepper: Stepper  # set by start
         self._lock = threading.Lock()  # for what follows
         self._heard: list[Quorum] = []  # not taken in yet
@@ -404,7 +406,15 @@ class Session:
                     self.show(Phase.HEALING)
                     self._heal(action, transfer)
                 case _:
+                    self._await_devices()
                     return action
+
+    def _await_devices(self) -> None:
+        """What comes now are collectives within the group."""
+        try:
+            self.world.await_devices(lambda: self.bereaved or self._failure is not None)
+        except CommunicatorError as error:
+            self.lost(error)
 
     def _has_news(self) -> bool:
         """Whether this rank knows of something that the stepper does not."""

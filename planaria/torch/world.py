@@ -113,9 +113,14 @@ class GroupWorld:
         self._links.cut()
 
     def renew(self, port: int, name: str, bell: Bell, cancelled: Callable[[], bool]) -> None:
-        """Connect to the ranks of the group again, among which is a new one. See ``InGroup.renew``."""
+        """Connect to the ranks of the group again, among which is a new one. See ``InGroup.renew``: collectives on
+        devices must wait for ``await_devices``."""
         self._links.renew(port, name, self.device, bell, cancelled)
         self.idle = False
+
+    def await_devices(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait for what ``renew`` has left to do. Any thread. Raises Interrupted or CommunicatorError."""
+        self._links.await_devices(cancelled)
 
     def collectives(self) -> int:
         """How many this rank has begun with the others of its group, all of which begin the same ones in the same
