@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planaria.core.assignment import contiguous, dedupe, fill, slots, weights_of
+from planaria.core.corruption import odd_ones
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
@@ -29,6 +30,10 @@ from planaria.core.messages import (
     Trouble,
 )
 from planaria.core.tree import Node, leaves, maximal_nodes
+
+# A member that differs heals; one that then differs in the same step again is broken. If states are alike whenever all of
+# them are looked at, and differ in the exchange, that helps nobody either.
+RECOUNTS = 3
 
 # --- effects for the control side -----------------------------------------------------------------------------
 
@@ -125,7 +130,16 @@ class Leave:
     drained: bool = False
 
 
-Action = Wait | RollCall | Heal | Compute | Exchange | Finish | Leave
+@dataclass(frozen=True, slots=True)
+class Disputed:
+    """Members hold different states of the same step, and nobody can tell who is right; or this one alone is wrong,
+    again after it has healed."""
+
+    step: int
+    members: tuple[Member, ...]
+
+
+Action = Wait | RollCall | Heal | Compute | Exchange | Finish | Leave | Disputed
 
 
 class Stepper:
@@ -162,7 +176,9 @@ class Stepper:
         self._mine: frozenset[int] = frozenset()  # shards of `step` given to this member so far
         self._rank = 0  # of this member in the quorum that was rolled last
         self._seconds = 0.0  # per shard, as said in the control word of the newest exchange
-        self._ending: Finish | Leave | None = None
+        self._in_doubt = False  # states differ, and this one may be the one that is wrong
+        self._recounts = 0  # since the newest commit
+        self._ending: Finish | Leave | Disputed | None = None
 
     # --- control side ----------------------------------------------------------------------------------------
 
@@ -253,6 +269,11 @@ class Stepper:
         return Exchange(target.id, self.step, self._owned)
 
     @property
+    def rank(self) -> int:
+        """Of this member in the quorum that was rolled last."""
+        return self._rank
+
+    @property
     def joining(self) -> bool:
         """Whether it waits to be taken in: the next quorum, planned or not, takes the place of any before it."""
         return self.target is None or (not self.settled and self._rolled is None and not self.target.urgent)
@@ -290,6 +311,16 @@ class Stepper:
         # not heard of it may have committed the same step with other shards. The later quorum's commit is right.
         top, under = max((standings[r].step, standings[r].under) for r in holders)
         sources = tuple(r for r in holders if (standings[r].step, standings[r].under) == (top, under))
+        found = odd_ones([standings[r].checksum for r in sources])
+        odd = None if found is None else {sources[i] for i in found}
+        if odd is None or self._still_unclear(rank in odd, len(sources) - len(odd)):
+            self._ending = Disputed(top, (self.me,) if odd and rank in odd else target.members)
+            return []
+        if rank in odd:  # whatever comes of the healing, what it holds counts no more
+            self.settled = False
+            self.have.clear()
+        self._in_doubt = False
+        sources = tuple(r for r in sources if r not in odd)
         healers = tuple(r for r in range(len(standings)) if r not in sources)
         self._rolled, self._rank, self.first = id, rank, target.members[0]
         if top >= self.total and not healers:
@@ -358,7 +389,7 @@ class Stepper:
             return Exchange(NO_QUORUM, self.step, ())
         return Exchange(self.target.id, self.step, self._owned)
 
-    def word(self, seconds_per_shard: float, named: QuorumId | None = None) -> ControlWord:
+    def word(self, seconds_per_shard: float, named: QuorumId | None = None, checksum: int = 0) -> ControlWord:
         """The control word for the exchange that is about to end. What it names is kept until the outcome is known.
 
         ``named``: the planned quorum whose communicator stands, as this rank alone knows; ``exchanged`` must then be
@@ -367,7 +398,20 @@ class Stepper:
         self._advertised = self.planned if ready and named is None else None
         if named is None:
             named = NO_QUORUM if self._advertised is None else self._advertised.id
-        return ControlWord(self.step, named, seconds_per_shard, self._asked_to_stop)
+        return ControlWord(self.step, named, seconds_per_shard, self._asked_to_stop, checksum)
+
+    def recount(self) -> None:
+        """The exchange is complete, but the control words show that members' states differ: nobody commits it. The roll
+        is called again, on the same communicator, which tells whose state counts."""
+        self._rolled, self._in_doubt = None, True
+        self._recounts += 1
+
+    def _still_unclear(self, odd: bool, agreeing: int) -> bool:
+        """Whether a roll call does not settle whose state is right: nobody is left to bear this one's out; or all that
+        could be done for the step was done, and it shows a difference again."""
+        if self._recounts >= RECOUNTS:
+            return True
+        return self._recounts > 1 if odd else self._in_doubt and agreeing < 2
 
     def stands(self, quorum: Quorum) -> bool:
         """Whether this stepper knows that it could switch to the planned ``quorum``."""
@@ -401,6 +445,7 @@ class Stepper:
     def applied(self) -> list[Effect]:
         """The user's code has applied the step: it is committed here."""
         self.step += 1
+        self._recounts = 0
         self.under = self._exchanged_under
         self.have.clear()
         self._mine = frozenset()

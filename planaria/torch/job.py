@@ -28,11 +28,15 @@ from planaria.torch.registered import MODEL, NAME, RegisteredPart
 from planaria.torch.rehearsal import Rehearsal, await_part, take
 from planaria.torch.session import Session
 from planaria.torch.settings import Settings, read_settings
+from planaria.torch.statechecks import StateChecks
 from planaria.torch.state import ProtectedState, combined
 from planaria.torch.step import Step
 from planaria.torch.worker import Worker
 from planaria.torch.world import GroupWorld, choose_device, local_rank
 from planaria.wire.page import ProgressPage
+
+# In the environment of a run whose memory is to be damaged on purpose (chaos).
+BITFLIPS = "PLANARIA_CHAOS"
 
 
 class Job:
@@ -289,9 +293,19 @@ class Job:
         self._check(total)
         state, facts = self._state()
         self._started = True
+        if BITFLIPS in os.environ and self.settings.directory is not None:
+            from planaria.torch.bitflips import BitFlips
+
+            BitFlips(self.settings.directory, state, lambda: worker.step)
         more = {"layout": self._world.layout, "steps": str(total)}
+        if self.settings.check_state or self.settings.recheck:
+            more["checks"] = f"{self.settings.check_state} {self.settings.recheck}"
         if state.sync is None:
             session = Session(self.settings, self._world, self._page, state.device)
+            if self.settings.check_state:
+                session.checks = StateChecks(
+                    self.settings.check_state, state, session.gather, self.settings.directory
+                )
             worker: Worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         else:
             self.settings, script = of_low_communication(self.settings, state.sync)
@@ -352,6 +366,8 @@ def init(
     policy: Policy | str | None = None,
     reduction: str | None = None,
     exact: str | None = None,
+    check_state: int = 0,
+    recheck: float = 0.0,
     mesh: Mapping[str, int] | None = None,
     device: str | None = None,
 ) -> Job:
@@ -370,6 +386,10 @@ def init(
         exact: "bits" (the weights of a run in which nothing failed; on a GPU it makes torch use deterministic kernels)
             or "samples" (no sample is lost, rounding may differ). Default: "bits" on a CPU, "samples" on GPUs, with
             the reduction "fast" and with the policy "shrink". ``planaria run --exact`` has the last word.
+        check_state: compare the groups' parameters in every step, and all that they hold every so many steps; 0: never.
+            ``planaria run --check-state`` has the last word (docs/corruption.md).
+        recheck: the probability with which a shard is computed by two groups, to be compared. Needs exact="bits".
+            ``planaria run --recheck`` has the last word.
         mesh: dimensions of ``job.mesh`` by name, in order, as {"fsdp": 2, "tp": -1} (-1: what is left). Ranks along
             "tp", "pp" and "cp" get the same samples, along any other dimension each gets its part of a batch. Default:
             one dimension, "fsdp".
@@ -378,7 +398,7 @@ def init(
     Raises UsageError naming the setting that cannot be.
     """
     name = policy.value if isinstance(policy, Policy) else policy
-    settings = read_settings(shards, seed, name, reduction)
+    settings = read_settings(shards, seed, name, reduction, check_state, recheck)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import xxhash
 
 from planaria.core.messages import ControlWord, QuorumId, Standing
-from planaria.errors import ProtocolError, UsageError
+from planaria.errors import PlanariaError, ProtocolError, UsageError
 
-VERSION = 4
+VERSION = 5
 _ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
 _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
-_WORD = struct.Struct("<qQQd?")
+_WORD = struct.Struct("<qQQd?Q")
 _COUNTS = struct.Struct("<IIH")  # records, bytes of a presence bitmap, metrics per record
 _RECORD = struct.Struct("<Iqd?")
-_STANDING = struct.Struct("<q?dQQI")
+_STANDING = struct.Struct("<q?dQQIQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,9 @@ def encode_tail(word: ControlWord, records: Sequence[ShardRecord], size: int) ->
     """
     presence, metrics = _uniform(records)
     parts = [
-        _WORD.pack(word.step, word.planned.epoch, word.planned.number, word.seconds_per_shard, word.stop),
+        _WORD.pack(
+            word.step, word.planned.epoch, word.planned.number, word.seconds_per_shard, word.stop, word.checksum
+        ),
         _COUNTS.pack(len(records), presence, metrics),
     ]
     values = struct.Struct(f"<{metrics}d")
@@ -114,7 +116,7 @@ def decode_tail(data: bytes) -> tuple[ControlWord, tuple[ShardRecord, ...]]:
     """Inverse of :func:`encode_tail`. Raises ProtocolError for anything that it did not make."""
     body = _unseal(_TAIL_KIND, data)
     try:
-        step, epoch, number, seconds, stop = _WORD.unpack_from(body, 0)
+        step, epoch, number, seconds, stop, checksum = _WORD.unpack_from(body, 0)
         count, presence, metrics = _COUNTS.unpack_from(body, _WORD.size)
         values = struct.Struct(f"<{metrics}d")
         at = _WORD.size + _COUNTS.size
@@ -130,7 +132,27 @@ def decode_tail(data: bytes) -> tuple[ControlWord, tuple[ShardRecord, ...]]:
             at += values.size
     except struct.error as error:
         raise ProtocolError(f"a step's tail is cut short ({error})") from None
-    return ControlWord(step, QuorumId(epoch, number), seconds, stop), tuple(records)
+    return ControlWord(step, QuorumId(epoch, number), seconds, stop, checksum), tuple(records)
+
+
+def open_tails(
+    tails: Iterable[bytes], step: int, owned: Iterable[frozenset[int]], where: str
+) -> tuple[list[ControlWord], list[ShardRecord]]:
+    """What all members said at the end of ``step``: their words by rank, and each shard's record, ascending. Raises
+    PlanariaError if that is not of one step in which each shard was computed once."""
+    opened = [decode_tail(tail) for tail in tails]
+    words = [word for word, _ in opened]
+    if any(word.step != step for word in words):
+        raise PlanariaError(
+            f"{where}: members exchanged different steps {[word.step for word in words]}; this is a bug"
+        )
+    records = sorted((r for _, rs in opened for r in rs), key=lambda r: r.shard)
+    if [r.shard for r in records] != sorted(shard for each in owned for shard in each):
+        raise PlanariaError(
+            f"{where}, step {step}: shards {[r.shard for r in records]} were exchanged, not each of them once; this is "
+            "a bug"
+        )
+    return words, records
 
 
 def mean_metrics(records: Iterable[ShardRecord]) -> tuple[float, ...]:
@@ -166,7 +188,9 @@ def encode_standing(standing: Standing, shards: int) -> bytes:
         raise ProtocolError(f"a standing claims shards {sorted(standing.have)} of a job of {shards}")
     held = pack_presence([shard in standing.have for shard in range(shards)])
     under, seconds = standing.under, standing.seconds_per_shard
-    head = _STANDING.pack(standing.step, standing.settled, seconds, under.epoch, under.number, shards)
+    head = _STANDING.pack(
+        standing.step, standing.settled, seconds, under.epoch, under.number, shards, standing.checksum
+    )
     return _seal(_STANDING_KIND, head + held, standing_bytes(shards))
 
 
@@ -175,12 +199,12 @@ def decode_standing(data: bytes, shards: int) -> Standing:
     body = _unseal(_STANDING_KIND, data)
     if len(body) < _STANDING.size:
         raise ProtocolError("a roll-call entry is cut short")
-    step, settled, seconds, epoch, number, theirs = _STANDING.unpack_from(body, 0)
+    step, settled, seconds, epoch, number, theirs, checksum = _STANDING.unpack_from(body, 0)
     if theirs != shards:
         raise ProtocolError(f"a peer's job has {theirs} shards, this one {shards}")
     held = unpack_presence(body[_STANDING.size :], shards)
     have = frozenset(shard for shard, flag in enumerate(held) if flag)
-    return Standing(step, settled, have, QuorumId(epoch, number), seconds)
+    return Standing(step, settled, have, QuorumId(epoch, number), seconds, checksum)
 
 
 # --- shared ---------------------------------------------------------------------------------------------------

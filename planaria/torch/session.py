@@ -24,6 +24,7 @@ from planaria.core import stepper as core
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
+    Corrupted,
     Drain,
     Order,
     Phase,
@@ -49,6 +50,7 @@ from planaria.torch.control import Control
 from planaria.torch.records import decode_standing, encode_standing
 from planaria.torch.rounds import Note, agreed
 from planaria.torch.settings import Settings
+from planaria.torch.statechecks import StateChecks
 from planaria.torch.stuck import end_if_asleep
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import ProgressPage
@@ -82,6 +84,7 @@ class Session:
         self.bell = Bell()
         self.communicators = Communicators(self.member, settings.host, self.bell, self._on_formed, world.rank, device)
         self.stepper: Stepper  # set by start
+        self.checks: StateChecks | None = None  # set before, if any are wanted
         self._lock = threading.Lock()  # for what follows
         self._heard: list[Quorum] = []  # not taken in yet
         self._newest = NO_QUORUM  # heard of
@@ -413,15 +416,26 @@ class Session:
 
     def _roll(self, action: core.RollCall) -> None:
         standings: list[Standing] = []
-        payload = encode_standing(action.standing, self.settings.shards)
+        mine, checks = action.standing, self.checks
+        if checks is not None and mine.settled:
+            mine = replace(mine, checksum=checks.whole())
+
+        def ask(payload: bytes) -> list[bytes]:
+            pending = self.communicator(action.quorum).gather(payload)
+            return pending.wait(lambda: self.stopped_waiting(action.quorum))
 
         def roll() -> None:
-            pending = self.communicator(action.quorum).gather(payload)
-            entries = pending.wait(lambda: self.stopped_waiting(action.quorum))
+            entries = ask(encode_standing(mine, self.settings.shards))
             standings.extend(decode_standing(entry, self.settings.shards) for entry in entries)
+            if checks is not None:
+                checks.look(standings, ask)
 
         if self.agree(Note(ok=self.attempt(action.quorum, "roll call", roll))).ok:
+            differ = checks.conclude(mine.step) if checks is not None else {}
             self._do(self.stepper.rolled(action.quorum, standings))
+            what = differ.get(self.stepper.rank)
+            if what and not self.stepper.settled and self.world.rank == 0:
+                self.tell(Corrupted(self.member, mine.step, f"its state is not that of the others ({what})"))
 
     def _heal(self, action: core.Heal, transfer: Transfer) -> None:
         put: list[Callable[[], None]] = []

@@ -20,7 +20,7 @@ from planaria.core import stepper as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.health import slowness
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
-from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
+from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.layout import Layout
@@ -33,13 +33,13 @@ from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, c
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
-from planaria.torch.nonfinite import suspects_of
+from planaria.torch.nonfinite import stop_on_nonfinite
 from planaria.torch.records import (
     ShardRecord,
     cursors,
-    decode_tail,
     encode_tail,
     mean_metrics,
+    open_tails,
     tail_bytes,
     union_presence,
 )
@@ -47,6 +47,7 @@ from planaria.torch.rounds import Note
 from planaria.torch.scalars import METRICS, check_names, recorded
 from planaria.torch.session import Bereaved, Session
 from planaria.torch.state import ProtectedState, combined, tensor_specs
+from planaria.torch.statechecks import disputed
 from planaria.torch.unwinding import Pipelines, unwind
 
 # Weight of the newest shard time in the running mean: follows a change of speed within a few steps, and a single
@@ -169,7 +170,10 @@ class Worker:
                 return False
             case core.Leave():
                 self._leave(action)
+            case core.Disputed():
+                raise disputed(self.session.checks, action, self.settings.where)
         return True
+
 
     def _leave(self, action: core.Leave) -> NoReturn:
         if self.checkpoints is not None:
@@ -419,13 +423,16 @@ class Worker:
         # From here on a device stands still: whatever can be done before is done in _prepare.
         told = found[0] if ok else Exchanged([], [], {})
         named = self._named if ok and all(word.planned == self._named for word in told.words) else NO_QUORUM
-        note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means, named=named)
+        alike = len({word.checksum for word in told.words}) <= 1
+        note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means, named=named, alike=alike)
         outcome = self.session.agree(note)
-        if not outcome.ok:
+        if not (outcome.ok and outcome.alike):
             self._abandon()
+            if outcome.ok:
+                self.session.stepper.recount()
             return False
         if not outcome.finite:
-            self._stop_on_nonfinite(work, told.records)
+            stop_on_nonfinite(told.records, self._store, self.session, work)
         if not self._allow_unused:
             check_presence(told.records, self._store.names, f"job {self.settings.job}, step {self.step}")
         self._store.fulfil()
@@ -459,7 +466,9 @@ class Worker:
         exchange = self._exchange[1]
         # But for what it names, the same at every rank of the group: the steppers are alike, the speed is the group's.
         self._named = self.session.ready_for()
-        word = self.session.stepper.word(self.seconds_per_shard, self._named)
+        checks = self.session.checks
+        checksum = checks.word(work.step) if checks is not None else 0
+        word = self.session.stepper.word(self.seconds_per_shard, self._named, checksum)
         exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes))
         announced = exchange.announced(lambda: self.session.stopped_waiting(work.quorum))
         told = self._prepare(announced, work)
@@ -468,7 +477,7 @@ class Worker:
 
     def _prepare(self, announced: Announcement, work: core.Exchange) -> Exchanged:
         """What can be done while the device still works, and does not matter if its results never come."""
-        words, records = self._open(announced.tails, work)
+        words, records = open_tails(announced.tails, work.step, work.owned, self.settings.where)
         self._store.expect(announced.buckets, union_presence(records, len(self.named)))
         seeding.seed_apply(self.settings.seed, work.step)
         return Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)))
@@ -477,29 +486,6 @@ class Worker:
         # Peers that have not heard yet may go on reading what was handed out: later sums go to fresh buffers.
         self._store.freeze()
         self._begun = None
-
-    def _open(self, tails: list[bytes], work: core.Exchange) -> tuple[list[ControlWord], list[ShardRecord]]:
-        opened = [decode_tail(tail) for tail in tails]
-        words = [word for word, _ in opened]
-        if any(word.step != self.step for word in words):
-            steps = [word.step for word in words]
-            raise PlanariaError(f"{self.settings.where}: members exchanged different steps {steps}; this is a bug")
-        records = sorted((r for _, rs in opened for r in rs), key=lambda r: r.shard)
-        if [r.shard for r in records] != sorted(shard for owned in work.owned for shard in owned):
-            raise PlanariaError(
-                f"{self.settings.where}, step {self.step}: shards {[r.shard for r in records]} were exchanged, not "
-                "each of them once; this is a bug"
-            )
-        return words, records
-
-    def _stop_on_nonfinite(self, work: core.Exchange, records: list[ShardRecord]) -> None:
-        """Every member saw the same flags, so all come here; together they find the shards."""
-        suspects = suspects_of(records, self._store, self.session, work.quorum)
-        names = ", ".join(map(str, sorted(suspects))) or "unknown"
-        raise NonFiniteError(
-            f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
-            f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
-        )
 
     # --- healing ---------------------------------------------------------------------------------------------
 
