@@ -426,6 +426,7 @@ class Standing:
     have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
     under: QuorumId = NO_QUORUM  # quorum of its newest commit: with `step`, the identity of its state
     seconds_per_shard: float = 0.0  # as in its newest control word; 0: it has none yet
+    recounts: int = 0  # how often the exchange of `step` was complete, and did not count: something differed
     checksum: int = 0  # of its group's whole state, 64 bits; 0: not asked for, or its state does not count anyway
 
 

@@ -46,7 +46,7 @@ def lane_sums(tensors: Sequence[Tensor]) -> list[int]:
     """
     there: dict[torch.device, list[tuple[int, Tensor]]] = {}
     for index, tensor in enumerate(tensors):
-        there.setdefault(tensor.device, []).append((index, _lane_sum(tensor)))
+        there.setdefault(tensor.device, []).append((index, lane_sum(tensor)))
     sums = [0] * len(tensors)
     for found in there.values():
         values = torch.stack([each for _, each in found]).tolist()
@@ -55,7 +55,8 @@ def lane_sums(tensors: Sequence[Tensor]) -> list[int]:
     return sums
 
 
-def _lane_sum(tensor: Tensor) -> Tensor:
+def lane_sum(tensor: Tensor) -> Tensor:
+    """Of one tensor, as a tensor without dimensions (int64) on its device; nobody waits for it."""
     data = tensor.detach().reshape(-1).view(torch.uint8)
     if data.storage_offset() % LANE:
         data = data.clone()  # lanes must lie alike on all members

@@ -37,13 +37,14 @@ class Note:
     )
     run: QuorumId = NO_QUORUM  # in which the job begins again, as this rank was told to look for copies
     alike: bool = True  # the control words say that all members have the same state
+    doubtful: frozenset[int] = frozenset()  # shards of which two members have computed different gradients
 
     def encode(self) -> bytes:
         broken = [[*_numbers(id), text[:_LONGEST_TEXT]] for id, text in sorted(self.broken.items())]
         formed = [_numbers(id) for id in sorted(self.formed)]
         flags = [self.stop, self.ok, self.finite, self.alike]
         facts = [_numbers(self.heard), formed, broken, flags, self.seconds, self.metrics, _numbers(self.named)]
-        facts.append(_numbers(self.run))
+        facts += [_numbers(self.run), sorted(self.doubtful)]
         body = json.dumps(facts).encode()
         if len(body) > NOTE_BYTES:
             raise UsageError(
@@ -54,7 +55,7 @@ class Note:
     @staticmethod
     def decode(data: bytes) -> Note:
         try:
-            heard, formed, broken, (stop, ok, finite, alike), seconds, metrics, named, run = json.loads(data)
+            heard, formed, broken, (stop, ok, finite, alike), seconds, metrics, named, run, doubtful = json.loads(data)
             return Note(
                 QuorumId(*heard),
                 frozenset(QuorumId(*id) for id in formed),
@@ -67,6 +68,7 @@ class Note:
                 QuorumId(*named),
                 QuorumId(*run),
                 alike,
+                frozenset(doubtful),
             )
         except (ValueError, TypeError) as error:
             raise ProtocolError(f"a rank of this group sent a round that cannot be read: {error}") from None
@@ -84,7 +86,8 @@ def agreed(notes: Sequence[Note]) -> Note:
             broken.setdefault(id, text if len(notes) == 1 else f"rank {rank}: {text}")
     names = sorted({name for note in notes for name in note.metrics})
     alike = all(note.alike for note in notes)
-    same = alike and all(note.named == notes[0].named for note in notes)
+    doubtful = frozenset[int]().union(*(note.doubtful for note in notes))
+    same = alike and not doubtful and all(note.named == notes[0].named for note in notes)
     values = {name: [note.metrics[name] for note in notes if name in note.metrics] for name in names}
     return Note(
         min(note.heard for note in notes),
@@ -98,6 +101,7 @@ def agreed(notes: Sequence[Note]) -> Note:
         notes[0].named if same else NO_QUORUM,
         min(note.run for note in notes),
         alike,
+        doubtful,
     )
 
 

@@ -21,6 +21,7 @@ from typing import NoReturn
 import torch
 
 from planaria.core import stepper as core
+from planaria.core.corruption import Recheck
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
@@ -135,7 +136,8 @@ class Session:
     def _ready(self, joins: bool, looks: bool = False) -> Ready:
         address = self._gather("" if self._store is None else self._store.address)[0]
         report = replace(self._introduce(address, joins, looks), looked=self._looked)
-        self.stepper = Stepper(report, self.settings.policy, self.settings.groups)
+        recheck = Recheck(self.settings.recheck, self.settings.seed) if self.settings.recheck else None
+        self.stepper = Stepper(report, self.settings.policy, self.settings.groups, recheck)
         return report
 
     # --- news, on the control thread and on helper threads ---------------------------------------------------

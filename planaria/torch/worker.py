@@ -34,6 +34,7 @@ from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
 from planaria.torch.nonfinite import stop_on_nonfinite
+from planaria.torch.rechecks import Rechecks
 from planaria.torch.records import (
     ShardRecord,
     cursors,
@@ -63,6 +64,7 @@ class Exchanged:
     records: list[ShardRecord]
     means: dict[str, float]
     finite: bool = True
+    doubtful: frozenset[int] = frozenset()  # shards of which two members have computed different gradients
 
 
 class Worker:
@@ -91,6 +93,7 @@ class Worker:
         self._overlap = overlap
         self._allow_unused = allow_unused
         self._buffers = BufferWatch(state.buffers())
+        self.rechecks = Rechecks(session)
         self._exchange: tuple[QuorumId, TreeExchange] | None = None
         self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
         self._partners: tuple[int, ...] = ()  # the groups of the exchange that was begun last
@@ -325,15 +328,17 @@ class Worker:
             # part in the last exchange), so nobody reads the old buffers any more.
             self._store.begin_step(recycle=True)
             self._records.clear()
+            self.rechecks.clear()
             self._store_step = self.step
 
     def _shard(self, action: core.Compute, data: ShardedSource) -> Iterator[Any]:
         exchange = self._begin(self.session.stepper.work()) if action.last and self._overlap else None
+        watched = self.session.stepper.watched(action.shard)
         started = time.perf_counter()
         self.session.show(Phase.COMPUTING, action.shard)
         seeding.seed_shard(self.settings.seed, action.step, action.shard, self.session.world.part[0])
         on_bucket = exchange.submit if exchange is not None else None
-        self._store.begin_shard(action.shard, on_bucket, micro_batches=data.micro_batches)
+        self._store.begin_shard(action.shard, on_bucket, data.micro_batches, watched, action.again)
         self._recorded = {}
         before = self._buffers.now()
         for batch in data.batches(action.step, action.shard):
@@ -342,6 +347,11 @@ class Worker:
             if self.session.page is not None:
                 self.session.page.beat()
         presence = self._store.end_shard()
+        if watched:
+            self.rechecks.computed(action.shard, self._store.checksum(), action.again)
+        if action.again:
+            self.session.stepper.shard_checked(action.shard)
+            return
         self._end_shard(ShardRecord(action.shard, presence, (), data.cursor_after(action.shard)), before, started)
 
     def _end_shard(self, record: ShardRecord, buffers: list[tuple[int, int]], started: float) -> None:
@@ -377,7 +387,8 @@ class Worker:
             if shard in self._records:
                 self._records[shard] = replace(self._records[shard], metrics=metrics)
         self._raw.clear()
-        return [self._records[shard] for shard in sorted(self._store.have)]
+        found = [self._records[shard] for shard in sorted(self._store.have)]
+        return [replace(each, checksum=self.rechecks.own(each.shard)) for each in found]
 
     # --- the exchange ----------------------------------------------------------------------------------------
 
@@ -388,7 +399,8 @@ class Worker:
             if self._exchange is None or self._exchange[0] != work.quorum:
                 self._exchange = (work.quorum, TreeExchange(communicator, self._layout))
             exchange = self._exchange[1]
-            self._tail_bytes = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
+            seconds = max((len(t) for t in work.twice), default=0)
+            self._tail_bytes = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS, seconds)
             exchange.begin(
                 work.nodes(self.settings.shards, self.settings.merges),
                 self.settings.shards,
@@ -425,12 +437,15 @@ class Worker:
         named = self._named if ok and all(word.planned == self._named for word in told.words) else NO_QUORUM
         alike = len({word.checksum for word in told.words}) <= 1
         note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means, named=named, alike=alike)
-        outcome = self.session.agree(note)
-        if not (outcome.ok and outcome.alike):
+        outcome = self.session.agree(replace(note, doubtful=told.doubtful))
+        if not (outcome.ok and outcome.alike and not outcome.doubtful):
             self._abandon()
-            if outcome.ok:
+            if outcome.ok and not outcome.alike:
                 self.session.stepper.recount()
+            elif outcome.ok:
+                self.rechecks.dispute(outcome.doubtful)
             return False
+        self.rechecks.settle()
         if not outcome.finite:
             stop_on_nonfinite(told.records, self._store, self.session, work)
         if not self._allow_unused:
@@ -469,7 +484,8 @@ class Worker:
         checks = self.session.checks
         checksum = checks.word(work.step) if checks is not None else 0
         word = self.session.stepper.word(self.seconds_per_shard, self._named, checksum)
-        exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes))
+        seconds = self.rechecks.seconds(work.twice, exchange.rank)
+        exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes, seconds))
         announced = exchange.announced(lambda: self.session.stopped_waiting(work.quorum))
         told = self._prepare(announced, work)
         result = exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
@@ -477,10 +493,11 @@ class Worker:
 
     def _prepare(self, announced: Announcement, work: core.Exchange) -> Exchanged:
         """What can be done while the device still works, and does not matter if its results never come."""
-        words, records = open_tails(announced.tails, work.step, work.owned, self.settings.where)
+        words, records, seconds = open_tails(announced.tails, work.step, work.owned, self.settings.where)
         self._store.expect(announced.buckets, union_presence(records, len(self.named)))
         seeding.seed_apply(self.settings.seed, work.step)
-        return Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)))
+        doubtful = self.rechecks.compare(work.owned, records, seconds)
+        return Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)), doubtful=doubtful)
 
     def _abandon(self) -> None:
         # Peers that have not heard yet may go on reading what was handed out: later sums go to fresh buffers.
