@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planaria.core.bitflips import DONE, GRADIENT, ORDER, PARAMETER
 from planaria.torch.buckets import local
 from planaria.torch.parts import wire_form
 from planaria.torch.state import ProtectedState
 
-ORDER = "bitflip"  # a file: what is to be hit, and a number that says which bit of it
-DONE = "bitflips.jsonl"
-PARAMETER, MOMENT, GRADIENT = "parameter", "moment", "gradient"
 
 
 class BitFlips:
@@ -71,5 +70,6 @@ class BitFlips:
         byte = data[place : place + 1]
         byte.copy_(byte ^ 1 << bit)
         facts = {"target": target, "tensor": name, "byte": place, "bit": bit, "step": self._step(), "number": number}
+        facts["at_ns"] = time.monotonic_ns()
         with (self._directory / DONE).open("a") as file:
             file.write(json.dumps(facts) + "\n")

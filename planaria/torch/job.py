@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from planaria.core import bitflips
 from planaria.core.messages import NO_QUORUM, Phase, Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
@@ -34,9 +35,6 @@ from planaria.torch.step import Step
 from planaria.torch.worker import Worker
 from planaria.torch.world import GroupWorld, choose_device, local_rank
 from planaria.wire.page import ProgressPage
-
-# In the environment of a run whose memory is to be damaged on purpose (chaos).
-BITFLIPS = "PLANARIA_CHAOS"
 
 
 class Job:
@@ -293,7 +291,7 @@ class Job:
         self._check(total)
         state, facts = self._state()
         self._started = True
-        if BITFLIPS in os.environ and self.settings.directory is not None:
+        if bitflips.VARIABLE in os.environ and self.settings.directory is not None:
             from planaria.torch.bitflips import BitFlips
 
             BitFlips(self.settings.directory, state, lambda: worker.step)
