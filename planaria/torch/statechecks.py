@@ -45,7 +45,8 @@ class StateChecks:
         self._state = state
         self._gather = gather
         self._directory = directory
-        self._differ: dict[int, list[str]] | None = None  # of this rank's tensors: see ``look``
+        self._differ: dict[int, list[str]] | None = None  # of this rank's tensors, by member: see ``look``
+        self._values: dict[str, dict[int, str]] = {}  # of those: the sums that each member has
         self.found: dict[int, str] = {}  # what ``conclude`` said last
 
     def word(self, step: int) -> int:
@@ -67,11 +68,13 @@ class StateChecks:
         tensors = self._state.checked(whole=True)
         sums = lane_sums([*tensors.values()])
         told = [json.loads(each) for each in gather(json.dumps(sums).encode())]
-        self._differ = {rank: [] for rank in compared}
+        self._differ, self._values = {rank: [] for rank in compared}, {}
         for index, name in enumerate(tensors):
             # A member that has other tensors, or none, differs in all of them.
             values = [told[rank][index] if len(told[rank]) == len(sums) else -1 for rank in compared]
             odd = odd_ones(values)
+            if odd is None or odd:
+                self._values[name] = {rank: f"{value:016x}" for rank, value in zip(compared, values, strict=True)}
             for position in range(len(compared)) if odd is None else odd:
                 self._differ[compared[position]].append(name)
 
@@ -81,13 +84,14 @@ class StateChecks:
         after ``look``."""
         if self._differ is None:
             return {}
-        ranks = [json.loads(each) for each in self._gather(json.dumps(self._differ).encode())]
-        self._differ = None
-        members = sorted({int(member) for told in ranks for member in told})
-        found = {member: {r: told[str(member)] for r, told in enumerate(ranks)} for member in members}
+        mine = json.dumps([self._differ, self._values]).encode()
+        ranks = [json.loads(each) for each in self._gather(mine)]
+        members, self._differ = [*self._differ], None
+        found = {member: {r: differ[str(member)] for r, (differ, _) in enumerate(ranks)} for member in members}
         if self._directory is not None:  # every rank's: whoever looks for evidence may have lost the others
+            facts = {"step": step, "members": members, "ranks": {r: values for r, (_, values) in enumerate(ranks)}}
             with (self._directory / EVIDENCE).open("a") as file:
-                file.write(json.dumps({"step": step, "differ": found}) + "\n")
+                file.write(json.dumps(facts) + "\n")
         self.found = {member: _sentence(by_rank) for member, by_rank in found.items() if any(by_rank.values())}
         return self.found
 
