@@ -51,8 +51,8 @@ __all__ = [
     "Stepper", "Tell", "Wait",
 ]  # fmt: skip
 
-# A member that differs heals; one that then differs in the same step again is broken. If states are alike whenever all of
-# them are looked at, and differ in the exchange, that helps nobody either.
+# Exchanges of a step that did not count because something differed. A member that differs heals; one that then differs
+# in the same step again is broken.
 RECOUNTS = 3
 
 
@@ -189,11 +189,6 @@ class Stepper:
         if todo:
             return Compute(self.step, todo[0], last=len(todo) == 1)
         return Exchange(target.id, self.step, self._owned, twice)
-
-    @property
-    def rank(self) -> int:
-        """Of this member in the quorum that was rolled last."""
-        return self._rank
 
     @property
     def joining(self) -> bool:

@@ -23,7 +23,6 @@ from planaria.torch.parts import wire_form
 from planaria.torch.state import ProtectedState
 
 
-
 class BitFlips:
     """Registers its hooks on the modules of ``state``; must be there before gradients are collected. ``step`` tells
     which one is being worked on."""

@@ -29,7 +29,6 @@ from planaria.torch.registered import MODEL, NAME, RegisteredPart
 from planaria.torch.rehearsal import Rehearsal, await_part, take
 from planaria.torch.session import Session
 from planaria.torch.settings import Settings, read_settings
-from planaria.torch.statechecks import StateChecks
 from planaria.torch.state import ProtectedState, combined
 from planaria.torch.step import Step
 from planaria.torch.worker import Worker
@@ -299,15 +298,11 @@ class Job:
         if self.settings.check_state or self.settings.recheck:
             more["checks"] = f"{self.settings.check_state} {self.settings.recheck}"
         if state.sync is None:
-            session = Session(self.settings, self._world, self._page, state.device)
-            if self.settings.check_state:
-                session.checks = StateChecks(
-                    self.settings.check_state, state, session.gather, self.settings.directory
-                )
+            session = Session(self.settings, self._world, self._page, state)
             worker: Worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         else:
             self.settings, script = of_low_communication(self.settings, state.sync)
-            session = Session(self.settings, self._world, self._page, state.device)
+            session = Session(self.settings, self._world, self._page, state)
             worker = LowCommWorker(session, state, facts, state.sync, script)
             more["sync"] = state.sync.method
         own = fingerprint(state, self.settings, self.exact, **more)
@@ -396,7 +391,7 @@ def init(
     Raises UsageError naming the setting that cannot be.
     """
     name = policy.value if isinstance(policy, Policy) else policy
-    settings = read_settings(shards, seed, name, reduction, check_state, recheck)
+    settings = read_settings(shards, seed, name, reduction, check_state=check_state, recheck=recheck)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
@@ -404,6 +399,8 @@ def init(
     exactness.prepare(promise, chosen)
     if settings.socket is not None:  # there may be others to exchange with
         warm_up(chosen)
+    if settings.recheck and promise != exactness.BITS:
+        raise UsageError(f"recheck compares bits, which need exact={exactness.BITS!r}, not {promise!r}")
     world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where, settings.joins)
     seeding.seed_all(settings.seed)
     return Job(settings, world, promise)

@@ -24,8 +24,8 @@ def of_low_communication(
     """
     if settings.check_state or settings.recheck:
         raise UsageError(
-            f"{settings.where}: check_state and recheck cannot be had with low communication yet: between two exchanges "
-            "each group has parameters of its own, which nobody could compare"
+            f"{settings.where}: check_state and recheck cannot be had with low communication yet: between two "
+            "exchanges each group has parameters of its own, which nobody could compare"
         )
     replayed = environ.get("PLANARIA_REPLAY")
     if sync.sync.exact:

@@ -36,7 +36,7 @@ class OptimizerPart(Part):
         name = self._parameter_names.get(id(parameters[index]), index) if index < len(parameters) else index
         return f"{self.name}.state[{name}]"
 
-    def kept(self) -> dict[str, Tensor]:
+    def moments(self) -> dict[str, Tensor]:
         """The tensors that the optimizer keeps for its parameters, by name."""
         return {
             f"{self._path(index)}.{key}": value

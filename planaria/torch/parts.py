@@ -171,7 +171,7 @@ class Part:
         """As ``pack``, of what has the same bits on all groups."""
         return self.pack(tensors)
 
-    def kept(self) -> dict[str, Tensor]:
+    def moments(self) -> dict[str, Tensor]:
         """Tensors that change in an optimizer's step only; optimizers only."""
         return {}
 

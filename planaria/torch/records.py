@@ -45,6 +45,18 @@ class ShardRecord:
 # Shards of others that a member has computed as well, and the checksums that it got.
 Seconds = Mapping[int, int]
 
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What an exchange brought, beside the gradients."""
+
+    words: list[ControlWord]
+    records: list[ShardRecord]
+    means: dict[str, float]
+    finite: bool = True
+    doubtful: frozenset[int] = frozenset()  # shards of which two members have computed different gradients
+
+
 # The weight of a shard of which a replayed run knows that its group was not there.
 ABSENT = -1.0
 
@@ -92,7 +104,7 @@ def _union(bitmaps: frozenset[bytes], parameters: int) -> tuple[bool, ...]:
 # --- the tail of a step ---------------------------------------------------------------------------------------
 
 
-def tail_bytes(max_records: int, parameters: int, metrics: int, max_seconds: int = 0) -> int:
+def tail_bytes(parameters: int, metrics: int, max_records: int, max_seconds: int = 0) -> int:
     """Size of every tail whose member has at most ``max_records`` shards of ``metrics`` metrics each, and as many as
     ``max_seconds`` second opinions."""
     record = _RECORD.size + presence_bytes(parameters) + 8 * metrics

@@ -18,14 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 from planaria.core import stepper as core
 from planaria.core.corruption import Recheck
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
-    Corrupted,
     Drain,
     Order,
     Phase,
@@ -51,6 +48,7 @@ from planaria.torch.control import Control
 from planaria.torch.records import decode_standing, encode_standing
 from planaria.torch.rounds import Note, agreed
 from planaria.torch.settings import Settings
+from planaria.torch.state import ProtectedState
 from planaria.torch.statechecks import StateChecks
 from planaria.torch.stuck import end_if_asleep
 from planaria.torch.world import GroupWorld
@@ -75,17 +73,19 @@ class Bereaved(RuntimeError):
 
 
 class Session:
-    """Made when the script starts its steps. ``device`` is where the gradients are."""
+    """Made when the script starts its steps. ``state``: of the job; the gradients are where that is."""
 
-    def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, device: torch.device) -> None:
+    def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, state: ProtectedState) -> None:
         self.settings = settings
         self.member = settings.born  # the next incarnation of it after a rank of the group was replaced
         self.world = world
         self.page = page
         self.bell = Bell()
-        self.communicators = Communicators(self.member, settings.host, self.bell, self._on_formed, world.rank, device)
+        self.communicators = Communicators(
+            self.member, settings.host, self.bell, self._on_formed, world.rank, state.device
+        )
         self.stepper: Stepper  # set by start
-        self.checks: StateChecks | None = None  # set before, if any are wanted
+        self.checks = StateChecks(settings.check_state, state, self.gather, settings.directory)
         self._lock = threading.Lock()  # for what follows
         self._heard: list[Quorum] = []  # not taken in yet
         self._newest = NO_QUORUM  # heard of
@@ -134,7 +134,7 @@ class Session:
         return Control(path, self.page, self._on_order, self.settings.where, self.world.collectives)
 
     def _ready(self, joins: bool, looks: bool = False) -> Ready:
-        address = self._gather("" if self._store is None else self._store.address)[0]
+        address = self.gather(b"" if self._store is None else self._store.address.encode())[0].decode()
         report = replace(self._introduce(address, joins, looks), looked=self._looked)
         recheck = Recheck(self.settings.recheck, self.settings.seed) if self.settings.recheck else None
         self.stepper = Stepper(report, self.settings.policy, self.settings.groups, recheck)
@@ -283,13 +283,6 @@ class Session:
                 id: text for id, text in self._broken.items() if id > outcome.heard or self.stepper.knows(id)
             }
 
-    def _gather(self, text: str) -> list[str]:
-        """Every rank's text. For the start, where there is no step to lose."""
-        try:
-            return [each.decode() for each in self.world.gather(text.encode())]
-        except RuntimeError as error:
-            self.lost(error)
-
     def gather(self, payload: bytes) -> list[bytes]:
         """Every rank's payload."""
         try:
@@ -418,9 +411,7 @@ class Session:
 
     def _roll(self, action: core.RollCall) -> None:
         standings: list[Standing] = []
-        mine, checks = action.standing, self.checks
-        if checks is not None and mine.settled:
-            mine = replace(mine, checksum=checks.whole())
+        mine = self.checks.signed(action.standing)
 
         def ask(payload: bytes) -> list[bytes]:
             pending = self.communicator(action.quorum).gather(payload)
@@ -429,15 +420,11 @@ class Session:
         def roll() -> None:
             entries = ask(encode_standing(mine, self.settings.shards))
             standings.extend(decode_standing(entry, self.settings.shards) for entry in entries)
-            if checks is not None:
-                checks.look(standings, ask)
+            self.checks.look(standings, ask)
 
         if self.agree(Note(ok=self.attempt(action.quorum, "roll call", roll))).ok:
-            differ = checks.conclude(mine.step) if checks is not None else {}
+            self.checks.conclude(mine.step)
             self._do(self.stepper.rolled(action.quorum, standings))
-            what = differ.get(self.stepper.rank)
-            if what and not self.stepper.settled and self.world.rank == 0:
-                self.tell(Corrupted(self.member, mine.step, f"its state is not that of the others ({what})"))
 
     def _heal(self, action: core.Heal, transfer: Transfer) -> None:
         put: list[Callable[[], None]] = []

@@ -51,9 +51,9 @@ def read_settings(
     seed: int,
     policy: str | None,
     reduction: str | None,
+    environ: Mapping[str, str] = os.environ,
     check_state: int = 0,
     recheck: float = 0.0,
-    environ: Mapping[str, str] = os.environ,
 ) -> Settings:
     """Environment over arguments over defaults, so that one script serves every command line.
 

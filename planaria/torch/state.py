@@ -92,7 +92,7 @@ class ProtectedState:
         found |= {name: getattr(owner, key) for name, owner, key in self.buffers()}
         if whole:
             for part in self._parts.values():
-                found |= part.kept()
+                found |= part.moments()
         return {name: wire_form(tensor) for name, tensor in found.items()}
 
     def reshard(self) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import xxhash
@@ -37,7 +38,7 @@ Gather = Callable[[bytes], list[bytes]]
 class StateChecks:
     """One per rank. ``gather`` gives every rank of the group what all its ranks have said; ``directory``: for evidence.
 
-    ``every``: steps between two looks at all of the state.
+    ``every``: steps between two looks at all of the state; 0: nothing is looked at.
     """
 
     def __init__(self, every: int, state: ProtectedState, gather: Gather, directory: Path | None) -> None:
@@ -47,16 +48,23 @@ class StateChecks:
         self._directory = directory
         self._differ: dict[int, list[str]] | None = None  # of this rank's tensors, by member: see ``look``
         self._values: dict[str, dict[int, str]] = {}  # of those: the sums that each member has
-        self.found: dict[int, str] = {}  # what ``conclude`` said last
+        # What tells a member from the others, by its rank in the quorum; if nobody can tell who is right, of all.
+        self.found: dict[int, str] = {}
 
     def word(self, step: int) -> int:
         """This rank's part in the control word of ``step``, once the gradients of that are there."""
+        if not self._every:
+            return 0
         return _of(lane_sums([*self._state.checked(whole=step % self._every == 0).values()]))
 
-    def whole(self) -> int:
-        """Of all that the group holds, never 0. All its ranks call this together. Raises what ``gather`` raises."""
+    def signed(self, standing: Standing) -> Standing:
+        """With the checksum of all that the group holds, if that counts. All its ranks call this together. Raises what
+        ``gather`` raises."""
+        self.found = {}
+        if not (self._every and standing.settled):
+            return standing
         mine = _of(lane_sums([*self._state.checked(whole=True).values()]))
-        return xxhash.xxh3_64_intdigest(b"".join(self._gather(_SUM.pack(mine)))) or 1
+        return replace(standing, checksum=xxhash.xxh3_64_intdigest(b"".join(self._gather(_SUM.pack(mine)))))
 
     def look(self, standings: Sequence[Standing], gather: Gather) -> None:
         """If those that count in a roll call differ, find out in which tensors. ``gather`` asks all members of the
@@ -78,12 +86,10 @@ class StateChecks:
             for position in range(len(compared)) if odd is None else odd:
                 self._differ[compared[position]].append(name)
 
-    def conclude(self, step: int) -> dict[int, str]:
-        """What all ranks of the group have found, by member's rank in the quorum: a sentence about each of which the
-        state counts no more, or, if nobody can tell, about all that differ. All ranks of the group call this together,
-        after ``look``."""
+    def conclude(self, step: int) -> None:
+        """Put together what the ranks of the group have found: ``found``. All of them call this, after ``look``."""
         if self._differ is None:
-            return {}
+            return
         mine = json.dumps([self._differ, self._values]).encode()
         ranks = [json.loads(each) for each in self._gather(mine)]
         members, self._differ = [*self._differ], None
@@ -93,13 +99,11 @@ class StateChecks:
             with (self._directory / EVIDENCE).open("a") as file:
                 file.write(json.dumps(facts) + "\n")
         self.found = {member: _sentence(by_rank) for member, by_rank in found.items() if any(by_rank.values())}
-        return self.found
 
 
-def disputed(checks: StateChecks | None, action: Disputed, where: str) -> CorruptionError:
+def disputed(checks: StateChecks, action: Disputed, where: str) -> CorruptionError:
     """The error that ends what nobody can put right."""
-    found = checks.found if checks is not None else {}
-    what = "; ".join(f"member {rank} of the quorum: {text}" for rank, text in sorted(found.items()))
+    what = "; ".join(f"member {rank} of the quorum: {text}" for rank, text in sorted(checks.found.items()))
     who = ", ".join(map(str, action.members))
     if len(action.members) == 1:
         return CorruptionError(
