@@ -42,7 +42,7 @@ class StateChecks:
     """
 
     def __init__(self, every: int, state: ProtectedState, gather: Gather, directory: Path | None) -> None:
-        self._every = every
+        self.every = every
         self._state = state
         self._gather = gather
         self._directory = directory
@@ -53,15 +53,15 @@ class StateChecks:
 
     def word(self, step: int) -> int:
         """This rank's part in the control word of ``step``, once the gradients of that are there."""
-        if not self._every:
+        if not self.every:
             return 0
-        return _of(lane_sums([*self._state.checked(whole=step % self._every == 0).values()]))
+        return _of(lane_sums([*self._state.checked(whole=step % self.every == 0).values()]))
 
     def signed(self, standing: Standing) -> Standing:
         """With the checksum of all that the group holds, if that counts. All its ranks call this together. Raises what
         ``gather`` raises."""
         self.found = {}
-        if not (self._every and standing.settled):
+        if not (self.every and standing.settled):
             return standing
         mine = _of(lane_sums([*self._state.checked(whole=True).values()]))
         return replace(standing, checksum=xxhash.xxh3_64_intdigest(b"".join(self._gather(_SUM.pack(mine)))))
