@@ -21,6 +21,10 @@ class NonFiniteError(UsageError):
     """A gradient or a recorded loss is NaN or infinite; names the step and the shard."""
 
 
+class CorruptionError(PlanariaError):
+    """Memory was changed, or something computed wrongly, and nobody can tell what is right."""
+
+
 class ProtocolError(PlanariaError):
     """A peer said something that it must not say. Always a bug or a version mismatch, never user input."""
 

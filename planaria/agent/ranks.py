@@ -15,6 +15,7 @@ from pathlib import Path
 from planaria.core.messages import (
     STANDBYS,
     Adopted,
+    Corrupted,
     Finished,
     Member,
     Order,
@@ -206,7 +207,7 @@ class RankHub:
 
 def _speaker(report: Report) -> Member:
     """Whom a rank's report is about. Everything else is for the agent to say."""
-    if isinstance(report, (Ready, Adopted, Trouble, Finished, Saved)):
+    if isinstance(report, (Ready, Adopted, Trouble, Finished, Saved, Corrupted)):
         return report.member
     raise ProtocolError(f"a rank sent a {type(report).__name__}, which only agents send")
 

@@ -6,16 +6,19 @@ connected again, at the latest when it is closed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from planaria.chaos.schedule import Fault, Kind, Moment, Victim
 from planaria.chaos.watch import Life, Process, Watch, children_of, command_of, open_child
+from planaria.core.bitflips import DONE, ORDER
 from planaria.core.messages import Member, Phase
 
 NOBODY = Member(-1, 0)
@@ -85,12 +88,13 @@ class Injector:
         self._network = network
         self._undo: list[_Undo] = []
         self._companions: list[Life] = []  # who held the state beside the newest victim
+        self._flipped: tuple[Life, Path, Injected] | None = None  # the newest order to flip a bit
         self._began_ns = 0  # when every group had committed: the schedule's zero
 
     @property
     def over(self) -> bool:
         """Everything was done, and undone where it ends by itself."""
-        return not self._pending and not self._undo
+        return not self._pending and not self._undo and self._flipped is None
 
     @property
     def left(self) -> int:
@@ -105,7 +109,11 @@ class Injector:
         now = time.monotonic_ns()
         for undo in [undo for undo in self._undo if undo.at_ns <= now]:
             self._end(undo)
-        if self._began_ns and self._pending and self._due(self._pending[0], now) and self._try(self._pending[0]):
+        if self._flipped is not None and self._is_over(*self._flipped):
+            self._flipped = None
+        if self._flipped is not None or not (self._began_ns and self._pending and self._due(self._pending[0], now)):
+            return
+        if self._try(self._pending[0]):
             self._pending.pop(0)
 
     def close(self) -> None:
@@ -151,7 +159,7 @@ class Injector:
 
     def _needed(self, fault: Fault) -> int:
         """How many must hold the state so that at least one of them certainly goes on."""
-        if fault.kind is Kind.PARTITION:
+        if fault.kind in (Kind.PARTITION, Kind.BITFLIP):
             return 3  # those left must be a majority of the quorum
         follower = self._pending[1].moment is Moment.FORMING if len(self._pending) > 1 else False
         return 3 if follower else 2
@@ -168,6 +176,8 @@ class Injector:
                     victim.signal(signal.SIGKILL)
                 case Kind.STOP:
                     victim.signal(signal.SIGSTOP)
+                case Kind.BITFLIP:
+                    self._flip(done, life)
                 case _:
                     if self._network is None:
                         raise RuntimeError("partitions need a network that can be cut")
@@ -178,6 +188,24 @@ class Injector:
             self._undo.append(_Undo(at + int(fault.duration * 1e9), done, victim))
         self.done.append(done)
         return True
+
+    def _flip(self, done: Injected, life: Life) -> None:
+        """Order it; the rank does it itself, in its next pass through the model."""
+        directory = life.directory / f"rank{done.rank}" if done.rank else life.directory
+        draft = directory / f"{ORDER}.new"
+        draft.write_text(f"{done.fault.target} {done.fault.number}")
+        draft.rename(directory / ORDER)
+        self._flipped = life, directory / DONE, done
+
+    def _is_over(self, life: Life, record: Path, done: Injected) -> bool:
+        """Whether a flip was carried out, and everybody has had the time to see it: what an optimizer keeps shows in
+        the parameters one step later. Two things at once could leave nobody who is more."""
+        lines = record.read_text().splitlines() if record.exists() else []
+        for facts in map(json.loads, lines):
+            if facts["number"] == done.fault.number:
+                done.at_ns = facts["at_ns"]
+                return self._watch.step > int(facts["step"]) + 2 or not life.alive
+        return not life.alive
 
     def _strike_at(self, fault: Fault, life: Life, phase: Phase, patience: float) -> bool:
         """Strike ``life`` in ``phase``. It is stopped for the blink in which its page is read: what is

@@ -21,6 +21,7 @@ SIGNALS = {
     Kind.STOP: "SIGSTOP",
     Kind.PARTITION: "network cut",
     Kind.LIGHTHOUSE: "SIGKILL",
+    Kind.BITFLIP: "a bit",
 }
 
 
@@ -28,7 +29,7 @@ def sentence(one: Injected) -> str:
     """A fault in words."""
     fault = one.fault
     whom = "the lighthouse" if one.member == NOBODY else str(one.member)
-    note = f", {fault.note}" if fault.note else ""
+    note = f" of a {fault.target}" if fault.target else f", {fault.note}" if fault.note else ""
     if not one.struck_as_planned and one.phase is not None:
         note += f" (missed that moment: struck while {one.phase.name.lower()})"
     lasting = f", for {fault.duration:.1f} s" if fault.duration else ""
@@ -67,6 +68,8 @@ def _rows(verdict: Verdict, troubled: Troubled) -> list[tuple[str, str, bool | N
         ("samples lost", samples_lost(verdict), verdict.shards_lost == 0),
         *_times(verdict),
     ]
+    if flips := done[Kind.BITFLIP]:
+        rows.append(("bit flips seen, and named", f"{troubled.caught} of {flips}", troubled.caught >= flips))
     rows += [("contradiction", text, False) for text in verdict.contradictions[:5]]
     if not verdict.verified:
         return [
@@ -146,6 +149,7 @@ def record(verdict: Verdict, troubled: Troubled, asked: dict[str, Any]) -> dict[
         "digests": list(verdict.digests),
         "quiet_digest": verdict.quiet_digest,
         "faults_left": troubled.left,
+        "flips_caught": troubled.caught,
         "faults": [_fault(cost, start) for cost in verdict.costs],
     }
 

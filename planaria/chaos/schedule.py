@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from planaria.core.bitflips import TARGETS
 from planaria.errors import UsageError
 
 
@@ -18,6 +19,7 @@ class Kind(Enum):
     KILL = "kill"  # SIGKILL of a group's process
     STOP = "stop"  # SIGSTOP, and SIGCONT after a while: a hang
     PARTITION = "partition"  # the group's network is cut for a while
+    BITFLIP = "bitflip"  # one bit of a rank's memory: of a parameter, of what the optimizer keeps, or of a gradient
     LIGHTHOUSE = "lighthouse"  # SIGKILL of the lighthouse; whoever runs it starts it again
 
 
@@ -42,6 +44,7 @@ class Fault:
 
     ``group`` is the one struck if it can be struck then; otherwise the next one, in a circle, that can.
     ``rank`` is the one of its ranks that is struck, counted round those it has.
+    ``target`` and ``number``: which bit of its memory, see planaria.core.bitflips.
     ``duration``: seconds until a stopped group goes on, or a cut one is connected again; 0 for the rest.
     """
 
@@ -54,6 +57,8 @@ class Fault:
     victim: Victim = Victim.GROUP
     note: str = ""
     rank: int = 0
+    target: str = ""
+    number: int = 0
 
 
 # Around the time in which an agent notices a stop (two polls): some pass unnoticed, like a slow step.
@@ -106,6 +111,7 @@ def random_schedule(seed: int, kinds: Sequence[Kind], groups: int, count: int, e
     bag = [kinds[index % len(kinds)] for index in range(count)]
     draw.shuffle(bag)
     ranks = random.Random(f"planaria chaos {seed} ranks")  # of its own: how many ranks a group has changes nothing else
+    flips = random.Random(f"planaria chaos {seed} flips")
     at = 0.0
     faults = []
     for kind in bag:
@@ -117,6 +123,8 @@ def random_schedule(seed: int, kinds: Sequence[Kind], groups: int, count: int, e
                 group=draw.randrange(groups),
                 duration=_duration(kind, draw),
                 rank=ranks.randrange(_RANKS),
+                target=flips.choice(TARGETS) if kind is Kind.BITFLIP else "",
+                number=flips.randrange(1 << 31) if kind is Kind.BITFLIP else 0,
             )
         )
     return tuple(faults)

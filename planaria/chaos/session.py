@@ -175,6 +175,7 @@ class Troubled:
     watch: Watch
     injected: tuple[Injected, ...]
     left: int  # faults that could not be done before the job ended
+    caught: int = 0  # times that a group was named whose memory was wrong
 
 
 Show = Callable[[Watch, Sequence[Injected], Sequence[Event]], None]
@@ -188,6 +189,13 @@ def trouble(run: Deployment, faults: Sequence[Fault], groups: int, show: Show) -
     watch = Watch(*run.directories)
     injector = Injector(watch, faults, run.lighthouse, run.network)
     started = time.monotonic()
+    caught: set[str] = set()  # every agent of a job hears of it
+
+    def news() -> list[Event]:
+        events = watch.events()
+        caught.update(event.text for event in events if event.kind == "corrupt")
+        return events
+
     try:
         run.start()
         began = False
@@ -197,12 +205,12 @@ def trouble(run: Deployment, faults: Sequence[Fault], groups: int, show: Show) -
                 began = True
                 injector.begin()
             injector.poll()
-            show(watch, injector.done, watch.events())
+            show(watch, injector.done, news())
             # Pages and clocks bring no news by themselves: looking is all there is.
             time.sleep(POLL_SECONDS)
         watch.poll()
-        show(watch, injector.done, watch.events())
-        return Troubled(code, time.monotonic() - started, watch, tuple(injector.done), injector.left)
+        show(watch, injector.done, news())
+        return Troubled(code, time.monotonic() - started, watch, tuple(injector.done), injector.left, len(caught))
     except BaseException:
         watch.close()
         raise

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from planaria.chaos.schedule import Kind
 from planaria.chaos.verify import Record, read_records
 from planaria.cli.chaos_view import View, Waiting
 from planaria.cli.logdir import check_writable
+from planaria.core.bitflips import VARIABLE
 from planaria.core.exits import EXIT_INTERRUPTED
 from planaria.engines.devices import find
 from planaria.errors import PlanariaError, UsageError
@@ -32,7 +33,7 @@ def chaos(
     shards: Annotated[int | None, typer.Option(help="Shards of a step; default: what the script says.")] = None,
     every: Annotated[str, typer.Option(help="Mean time between faults: 2s, 500ms, 1m.")] = "2s",
     kills: Annotated[int, typer.Option(help="How many faults, of all kinds together.")] = 50,
-    kinds: Annotated[str, typer.Option(help="Kinds: kill,stop,partition,lighthouse. Partitions need root.")] = "kill",
+    kinds: Annotated[str, typer.Option(help="kill,stop,partition,bitflip,lighthouse. Partitions need root.")] = "kill",
     seed: Annotated[int, typer.Option(help="Of the schedule.")] = 0,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU for every group, else cpu.")
@@ -45,7 +46,7 @@ def chaos(
     and, with --verify, every bit is that of a quiet run."""
     chosen = schedule.parse_kinds(kinds)
     gap = schedule.parse_seconds(every)
-    _check(script, groups, kills, Kind.PARTITION in chosen)
+    _check(script, groups, kills, chosen)
     if json_file is not None:
         check_writable(json_file, "--json")
     faults = schedule.random_schedule(seed, chosen, groups, kills, gap)
@@ -137,6 +138,9 @@ def _prove(
         console.print(f"loss curves: {proof.plot}", soft_wrap=True)
     if troubled.exit_code != 0:
         raise failed(troubled.exit_code, run.log)
+    flips = sum(one.fault.kind is Kind.BITFLIP for one in troubled.injected)
+    if troubled.caught < flips:
+        return 1
     return 0 if verdict.good and not (proof.all_faults and troubled.left) else 1
 
 
@@ -152,6 +156,9 @@ def deployment(script: session.Script, directory: Path, faults: tuple[schedule.F
     # Every kill costs a replacement, and so does a stop that lasts; the default budget is for machines that
     # fail less often. What ranks print is in their own logs.
     options = ["--quiet", "--max-replacements", str(100 + 2 * len(faults))]
+    if any(fault.kind is Kind.BITFLIP for fault in faults):
+        os.environ[VARIABLE] = "1"  # the run's environment is this one's
+        options += ["--check-state", "1", "--recheck", "1"]
     if any(fault.kind is Kind.PARTITION for fault in faults):
         from planaria.chaos.netns import NamespacedRun
 
@@ -159,14 +166,16 @@ def deployment(script: session.Script, directory: Path, faults: tuple[schedule.F
     return session.LocalRun(script, directory, options)
 
 
-def _check(script: Path, groups: int, kills: int, partitions: bool) -> None:
+def _check(script: Path, groups: int, kills: int, kinds: Sequence[Kind]) -> None:
     if not script.is_file():
         raise UsageError(f"there is no script {script}")
     if groups < 2:
         raise UsageError(f"chaos needs at least 2 groups, so that one is left when another is lost; not {groups}")
     if kills < 0:
         raise UsageError(f"--kills must not be negative, not {kills}")
-    if partitions:
+    if Kind.BITFLIP in kinds and groups < 3:
+        raise UsageError(f"bit flips need at least 3 groups, so that two agree on what is right; not {groups}")
+    if Kind.PARTITION in kinds:
         from planaria.chaos import netns
 
         netns.require(groups)

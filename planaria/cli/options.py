@@ -69,6 +69,8 @@ class RunOptions:
     standbys: int = 0
     spare_wait: float | None = None  # seconds
     buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
+    check_state: int | None = None  # steps between comparisons of all that groups hold; None: what the script says
+    recheck: float | None = None  # share of the shards that are computed twice; None: what the script says
 
     @property
     def ranks(self) -> int:
@@ -183,6 +185,10 @@ def _check_numbers(options: RunOptions) -> None:
             "--buddy: the copies of a rank are kept by another rank of its group, and groups of one rank have none; "
             "give --nproc-per-group 2 or more, or --checkpoint"
         )
+    if options.check_state is not None and options.check_state < 0:
+        raise UsageError(f"--check-state {options.check_state}: a number of steps, or 0 for no checks")
+    if options.recheck is not None and not 0 <= options.recheck <= 1:
+        raise UsageError(f"--recheck {options.recheck:g}: a share of the shards, between 0 and 1")
     if options.max_replacements < 0:
         raise UsageError(f"--max-replacements {options.max_replacements}: must not be negative")
     if not 0 <= options.restart_backoff <= 3600:

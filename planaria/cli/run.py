@@ -121,6 +121,17 @@ def run(
         int | None,
         _option("--buddy", help="Every so many steps each rank's state is copied to another rank's memory."),
     ] = None,
+    check_state: Annotated[
+        int | None,
+        _option(
+            "--check-state",
+            help="Compare the groups' parameters in every step and all that they hold every so many steps; 0: never.",
+        ),
+    ] = None,
+    recheck: Annotated[
+        float | None,
+        _option("--recheck", help="Have two groups compute a shard, with this probability, and compare."),
+    ] = None,
     min_groups: Annotated[int, _option("--min-groups", help="The job fails if fewer groups can be kept.")] = 1,
     live: Annotated[
         bool, _option("--live", help="A view of the groups in place of their output, on a terminal.")
@@ -180,6 +191,8 @@ def run(
         standbys=standbys,
         spare_wait=spare_wait,
         buddy=buddy,
+        check_state=check_state,
+        recheck=recheck,
     )
     opts.check(options)
     try:

@@ -178,6 +178,8 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         checkpoint_keep=options.checkpoint_keep,
         replay=options.replay,
         buddy=options.buddy,
+        check_state=options.check_state,
+        recheck=options.recheck,
         nnodes=options.nnodes,
         node=options.node_rank,
         master=options.master,

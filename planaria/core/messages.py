@@ -171,6 +171,16 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Corrupted:
+    """What the member holds, or computed, was seen to be wrong: others have something else, and are more. Its state
+    comes from them now. ``text``: what it was, a sentence."""
+
+    member: Member
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     """The process table says so: certain, not a suspicion. ``spare``: a standby takes its place, as its group's next
     incarnation. Said again if none does after all. ``moved``: its agent was told that its group goes on elsewhere."""
@@ -266,6 +276,7 @@ Report = (
     | Trouble
     | Finished
     | Saved
+    | Corrupted
     | Died
     | Suspected
     | Leaving
@@ -415,6 +426,8 @@ class Standing:
     have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
     under: QuorumId = NO_QUORUM  # quorum of its newest commit: with `step`, the identity of its state
     seconds_per_shard: float = 0.0  # as in its newest control word; 0: it has none yet
+    recounts: int = 0  # how often the exchange of `step` was complete, and did not count: something differed
+    checksum: int = 0  # of its group's whole state, 64 bits; 0: not asked for, or its state does not count anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +438,7 @@ class ControlWord:
     planned: QuorumId = NO_QUORUM  # planned quorum whose communicator this member has built
     seconds_per_shard: float = 0.0
     stop: bool = False  # this member was asked to end the job in order (Ctrl-C): all stop after this commit
+    checksum: int = 0  # of this rank's parameters, at times of all its state; 64 bits; 0: not asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
+    Corrupted,
     Died,
     Drain,
     Finished,
@@ -112,6 +113,8 @@ class Lighthouse(Spares):
                 self._leave_for_now(agent, report)
             case Saved():
                 self._saved(report)
+            case Corrupted():
+                self._event("corrupt", f"{report.member} at step {report.step}: {report.text}", report.member.group)
         return self._end()
 
     def agent_lost(self, agent: str, now: float) -> list[Effect]:

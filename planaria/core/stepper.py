@@ -12,9 +12,25 @@ same one in the control words of the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from planaria.core.actions import (
+    Action,
+    Compute,
+    Disputed,
+    Drop,
+    Effect,
+    Exchange,
+    Finish,
+    Form,
+    Heal,
+    Leave,
+    RollCall,
+    Tell,
+    Wait,
+)
 from planaria.core.assignment import contiguous, dedupe, fill, slots, weights_of
+from planaria.core.corruption import Recheck, odd_ones
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
@@ -28,119 +44,34 @@ from planaria.core.messages import (
     Standing,
     Trouble,
 )
-from planaria.core.tree import Node, leaves, maximal_nodes
+from planaria.core.tree import maximal_nodes
 
-# --- effects for the control side -----------------------------------------------------------------------------
+__all__ = [
+    "Action", "Compute", "Disputed", "Drop", "Effect", "Exchange", "Finish", "Form", "Heal", "Leave", "RollCall",
+    "Stepper", "Tell", "Wait",
+]  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Start building the communicator of this quorum in the background."""
-
-    quorum: Quorum
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Give up this quorum's communicator: waits on it end at once."""
-
-    quorum: QuorumId
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Report to the lighthouse (through the agent)."""
-
-    report: Adopted | Trouble | Ready | Finished
-
-
-Effect = Form | Drop | Tell
-
-# --- what the training side does next -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing can be done before news. ``parked``: outside any quorum."""
-
-    parked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RollCall:
-    quorum: QuorumId
-    standing: Standing
-
-
-@dataclass(frozen=True, slots=True)
-class Heal:
-    """Transfer the state of ``step`` from the ranks ``sources`` to the ranks ``healers``."""
-
-    quorum: QuorumId
-    step: int
-    sources: tuple[int, ...]
-    healers: tuple[int, ...]
-    receive: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Yield this shard's batches to the user. ``last``: the exchange may start during its backward."""
-
-    step: int
-    shard: int
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Reduce the gradients of ``step``. ``owned[r]``: the shards whose gradients rank r holds at the end."""
-
-    quorum: QuorumId
-    step: int
-    owned: tuple[frozenset[int], ...]
-
-    def nodes(self, shards: int, merged: bool = True) -> tuple[tuple[Node, ...], ...]:
-        """The subtrees whose sums each rank holds. ``merged``: siblings are added up as soon as both are there."""
-        return tuple((maximal_nodes if merged else leaves)(o, shards) for o in self.owned)
-
-    @property
-    def present(self) -> int:
-        """Shards in the sum: V, or fewer under the policy `shrink`. The divisor."""
-        return sum(len(o) for o in self.owned)
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """All steps are committed, here and at every other member."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """The member's work ends before the last step, in order: drained, or the job was asked to stop."""
-
-    reason: str
-    drained: bool = False
-
-
-Action = Wait | RollCall | Heal | Compute | Exchange | Finish | Leave
+# Exchanges of a step that did not count because something differed. A member that differs heals; one that then differs
+# in the same step again is broken.
+RECOUNTS = 3
 
 
 class Stepper:
-    """One incarnation of a group. ``total`` steps, ``shards`` = V; ``groups`` sizes the slots of policy shrink."""
+    """One incarnation of a group. ``total`` steps, ``shards`` = V; ``groups`` sizes the slots of policy shrink;
+    ``recheck`` says which shards are computed twice."""
 
-    def __init__(self, ready: Ready, policy: Policy, groups: int) -> None:
+    def __init__(self, ready: Ready, policy: Policy, groups: int, recheck: Recheck | None = None) -> None:
         self.me: Member = ready.member
         self.shards = ready.shards
         self.total = ready.total_steps
         self.policy = policy
         self.groups = groups
+        self.recheck = recheck
         self.step = ready.step  # commits applied; the step being worked on has this index
         self.settled = False  # whether this member's state counts
         self.under = ready.kept  # quorum of the newest commit, as far as is known
         self.have: set[int] = set()  # shards of `step` computed here
+        self.checked: set[int] = set()  # shards of `step` computed here to be compared, and held by others
         self.target: Quorum | None = None  # the quorum worked under, or to be taken up next
         self.planned: Quorum | None = None
         self.first: Member | None = None  # of the quorum in which the newest exchange took place, or will
@@ -162,7 +93,9 @@ class Stepper:
         self._mine: frozenset[int] = frozenset()  # shards of `step` given to this member so far
         self._rank = 0  # of this member in the quorum that was rolled last
         self._seconds = 0.0  # per shard, as said in the control word of the newest exchange
-        self._ending: Finish | Leave | None = None
+        self._in_doubt = False  # states differ, and this one may be the one that is wrong
+        self._recounts = 0  # since the newest commit
+        self._ending: Finish | Leave | Disputed | None = None
 
     # --- control side ----------------------------------------------------------------------------------------
 
@@ -242,15 +175,20 @@ class Stepper:
             return Wait(parked=not self.settled)
         if self._rolled != target.id:
             have = frozenset(self.have) if self.settled else frozenset()
-            return RollCall(target.id, Standing(self.step, self.settled, have, self.under, self._seconds))
+            mine = Standing(self.step, self.settled, have, self.under, self._seconds, recounts=self._recounts)
+            return RollCall(target.id, mine)
         if self._heal is not None:
             self._transfer = self._heal
             return self._heal
         rank = target.members.index(self.me)
         todo = sorted(self._owned[rank] - self.have)
+        twice = self._twice()
+        again = sorted(twice[rank] - self.checked) if twice else []
+        if again and len(todo) <= 1:  # the last shard of its own comes last, for the exchange begins with it
+            return Compute(self.step, again[0], last=False, again=True)
         if todo:
             return Compute(self.step, todo[0], last=len(todo) == 1)
-        return Exchange(target.id, self.step, self._owned)
+        return Exchange(target.id, self.step, self._owned, twice)
 
     @property
     def joining(self) -> bool:
@@ -290,6 +228,17 @@ class Stepper:
         # not heard of it may have committed the same step with other shards. The later quorum's commit is right.
         top, under = max((standings[r].step, standings[r].under) for r in holders)
         sources = tuple(r for r in holders if (standings[r].step, standings[r].under) == (top, under))
+        self._recounts = max(standings[r].recounts for r in sources)
+        found = odd_ones([standings[r].checksum for r in sources])
+        odd = None if found is None else {sources[i] for i in found}
+        if odd is None or self._still_unclear(rank in odd, len(sources) - len(odd)):
+            self._ending = Disputed(top, (self.me,) if odd and rank in odd else target.members)
+            return []
+        if rank in odd:  # whatever comes of the healing, what it holds counts no more
+            self.settled = False
+            self.have.clear()
+        self._in_doubt = False
+        sources = tuple(r for r in sources if r not in odd)
         healers = tuple(r for r in range(len(standings)) if r not in sources)
         self._rolled, self._rank, self.first = id, rank, target.members[0]
         if top >= self.total and not healers:
@@ -345,6 +294,7 @@ class Stepper:
         self.step, self.under = heal.step, self._healed_under
         self.settled = self._ready.after < id  # not if it was fenced in that very moment
         self.have.clear()
+        self.checked.clear()
         self._mine = frozenset()
         return [Tell(Adopted(self.me, id, self.step))] if self.settled else []
 
@@ -352,13 +302,35 @@ class Stepper:
         """The gradients of ``shard`` of the current step are held, whatever happened to the quorum meanwhile."""
         self.have.add(shard)
 
+    def shard_checked(self, shard: int) -> None:
+        """``shard`` of the current step was computed for comparison."""
+        self.checked.add(shard)
+
+    def dispute(self, shards: frozenset[int]) -> None:
+        """The exchange is complete, but for ``shards`` two members have computed something else: nobody commits it.
+        They are computed again, by the same members or by others."""
+        self.have -= shards
+        self.checked -= shards
+        self._rolled = None
+        self._recounts += 1
+
     def work(self) -> Exchange:
         """The exchange that the current step will end with, as things stand: known before its last shard starts."""
         if self.target is None or self._rolled != self.target.id:
             return Exchange(NO_QUORUM, self.step, ())
-        return Exchange(self.target.id, self.step, self._owned)
+        return Exchange(self.target.id, self.step, self._owned, self._twice())
 
-    def word(self, seconds_per_shard: float, named: QuorumId | None = None) -> ControlWord:
+    def _twice(self) -> tuple[frozenset[int], ...]:
+        """Who computes which shards of the current step for comparison."""
+        if self.recheck is None or self.step >= self.total:
+            return ()
+        return self.recheck.checkers(self.step, self._owned, self._recounts)
+
+    def watched(self, shard: int) -> bool:
+        """Whether the shard of the current step is computed twice."""
+        return self.recheck is not None and shard in self.recheck.chosen(self.step, self.shards)
+
+    def word(self, seconds_per_shard: float, named: QuorumId | None = None, checksum: int = 0) -> ControlWord:
         """The control word for the exchange that is about to end. What it names is kept until the outcome is known.
 
         ``named``: the planned quorum whose communicator stands, as this rank alone knows; ``exchanged`` must then be
@@ -367,7 +339,20 @@ class Stepper:
         self._advertised = self.planned if ready and named is None else None
         if named is None:
             named = NO_QUORUM if self._advertised is None else self._advertised.id
-        return ControlWord(self.step, named, seconds_per_shard, self._asked_to_stop)
+        return ControlWord(self.step, named, seconds_per_shard, self._asked_to_stop, checksum)
+
+    def recount(self) -> None:
+        """The exchange is complete, but the control words show that members' states differ: nobody commits it. The roll
+        is called again, on the same communicator, which tells whose state counts."""
+        self._rolled, self._in_doubt = None, True
+        self._recounts += 1
+
+    def _still_unclear(self, odd: bool, agreeing: int) -> bool:
+        """Whether a roll call does not settle whose state is right: nobody is left to bear this one's out; or all that
+        could be done for the step was done, and it shows a difference again."""
+        if self._recounts >= RECOUNTS:
+            return True
+        return self._recounts > 1 if odd else self._in_doubt and agreeing < 2
 
     def stands(self, quorum: Quorum) -> bool:
         """Whether this stepper knows that it could switch to the planned ``quorum``."""
@@ -401,6 +386,8 @@ class Stepper:
     def applied(self) -> list[Effect]:
         """The user's code has applied the step: it is committed here."""
         self.step += 1
+        self._recounts = 0
+        self.checked.clear()
         self.under = self._exchanged_under
         self.have.clear()
         self._mine = frozenset()

@@ -40,6 +40,8 @@ class Launch:
     checkpoint_keep: int | None = None
     replay: Path | None = None  # the membership record of a low-communication run; absolute
     buddy: int | None = None  # steps between copies of a rank's state in another rank's memory
+    check_state: int | None = None  # steps between comparisons of all that groups hold
+    recheck: float | None = None  # share of the shards that are computed twice
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -114,6 +116,8 @@ class Launch:
             "PLANARIA_CHECKPOINT_KEEP": self.checkpoint_keep,
             "PLANARIA_REPLAY": self.replay,
             "PLANARIA_BUDDY": self.buddy,
+            "PLANARIA_CHECK_STATE": self.check_state,
+            "PLANARIA_RECHECK": self.recheck,
         }
         return env | {name: str(value) for name, value in optional.items() if value is not None}
 

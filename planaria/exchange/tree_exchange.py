@@ -63,6 +63,11 @@ class TreeExchange:
         self._coding: str | None = None  # the codec of the engine
         self._engine = self._make_engine()
 
+    @property
+    def rank(self) -> int:
+        """Of this member in the communicator."""
+        return self._communicator.rank
+
     def begin(
         self,
         nodes_by_rank: Sequence[Sequence[Node]],

@@ -6,6 +6,7 @@ from collections import deque
 
 from planaria.core.messages import (
     Adopted,
+    Corrupted,
     Desired,
     Died,
     Drain,
@@ -63,6 +64,8 @@ def show(value: object) -> str:
             return f"died ({cause})"
         case Suspected(_, why):
             return f"suspected ({why})"
+        case Corrupted(_, step, text):
+            return f"corrupted at step {step}: {text}"
         case Saved(_, step):
             return f"saved step {step}"
         case Resume(reason, run):

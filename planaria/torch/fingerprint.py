@@ -23,7 +23,7 @@ from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
 
 # Entries that say what the job is: a difference is always refused.
-_JOB = frozenset({"exact", "layout", "model", "policy", "reduction", "seed", "shards", "steps", "sync"})
+_JOB = frozenset({"checks", "exact", "layout", "model", "policy", "reduction", "seed", "shards", "steps", "sync"})
 
 
 def fingerprint(state: ProtectedState, settings: Settings, exact: str, **more: str) -> tuple[tuple[str, str], ...]:

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from planaria.core.tree import Merge, Node, leaves, maximal_nodes, merge_plan
 from planaria.errors import ProtocolError, UsageError
+from planaria.exchange.checksum import lane_sum
 from planaria.exchange.layout import Layout
 from planaria.torch.buckets import Bucket, Slab, local_numel
 from planaria.torch.parts import wrapped
@@ -93,6 +94,8 @@ class GradientStore:
         self._merges: tuple[Merge, ...] = ()
         self._next_nodes: tuple[Node, ...] = ()
         self._on_bucket: OnBucket | None = None
+        self._summed = self._apart = False
+        self._sums: dict[int, Tensor] = {}  # by bucket
         self._emitted = 0  # buckets given to on_bucket
         self._micro_left = 0
         # Hooks share these objects: they are changed in place, never replaced.
@@ -129,19 +132,33 @@ class GradientStore:
         self._held, self._have, self._shard = (), frozenset(), None
         self._open[0] = False
 
-    def begin_shard(self, shard: int, on_bucket: OnBucket | None = None, micro_batches: int = 1) -> None:
+    def begin_shard(
+        self,
+        shard: int,
+        on_bucket: OnBucket | None = None,
+        micro_batches: int = 1,
+        summed: bool = False,
+        apart: bool = False,
+    ) -> None:
         """Set every gradient to None and collect those of ``shard`` from now on.
 
         ``on_bucket(bucket, parts)`` is given for the last shard of an exchange: it is called once per bucket, in
         ascending order of buckets (all groups must exchange in one order), during backward or end_shard, with what
         ``parts(bucket)`` is after this shard. What it raises comes out of the user's ``backward()``.
+
+        ``summed``: ``checksum`` is asked for afterwards. ``apart``: only for that; the shard is not held.
         """
         if self._shard is not None:
             raise ProtocolError(f"shard {shard} was begun before shard {self._shard} ended")
-        merges = merge_plan(self._held, shard, self.shards)  # refuses a shard that is held
-        self._next_nodes = (maximal_nodes if self._merge else leaves)(self._have | {shard}, self.shards)
-        self._shard, self._leaf = shard, Node(shard, shard + 1)
-        self._merges, self._on_bucket = merges if self._merge else (), on_bucket
+        self._summed, self._apart = summed, apart
+        self._sums.clear()
+        if apart:
+            self._merges, self._next_nodes = (), self._held
+        else:
+            merges = merge_plan(self._held, shard, self.shards)  # refuses a shard that is held
+            self._next_nodes = (maximal_nodes if self._merge else leaves)(self._have | {shard}, self.shards)
+            self._merges = merges if self._merge else ()
+        self._shard, self._leaf, self._on_bucket = shard, Node(shard, shard + 1), on_bucket
         self._emitted = 0
         for bucket in self._buckets:
             self._aim(bucket, self._merges)
@@ -167,9 +184,14 @@ class GradientStore:
         for bucket in self._buckets:
             if self._slabs[bucket.index] is not None:
                 self._collect_rest(bucket)
-        self._have |= {self._shard}
+        if not self._apart:
+            self._have |= {self._shard}
         self._held, self._shard, self._on_bucket = self._next_nodes, None, None
         return pack_presence(self._fired) if 0 in self._fired else self._all_present
+
+    def checksum(self) -> Tensor:
+        """Of the gradients of the shard that was ``summed`` last: a number for each bucket, on the device."""
+        return torch.stack([self._sums[bucket.index] for bucket in self._buckets])
 
     @property
     def bucket_numels(self) -> list[int]:
@@ -274,7 +296,7 @@ class GradientStore:
         """Choose where the shard's gradients of the bucket go: onto the sibling leaf's sum if that is there and may
         be written (one pass over memory less), else into a slab of their own."""
         sibling = None
-        if merges:
+        if merges and not self._summed:  # or else it never lies anywhere by itself
             first = merges[0]
             key = first.right if first.left == self._leaf else first.left
             if not bucket.sums[key].lent:
@@ -337,6 +359,12 @@ class GradientStore:
 
     def _store(self, bucket: Bucket, slab: Slab) -> None:
         leaf, merges = self._leaf, self._merges
+        if self._summed:
+            self._sums[bucket.index] = lane_sum(slab.flat)
+        if self._apart:
+            bucket.free.append(slab)
+            self._slabs[bucket.index] = None
+            return
         if self._adding[bucket.index]:  # the first merge was done by adding
             leaf, merges = merges[0].parent, merges[1:]
         bucket.merge(slab, leaf, merges)

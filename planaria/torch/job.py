@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from planaria.core import bitflips
 from planaria.core.messages import NO_QUORUM, Phase, Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
@@ -289,13 +290,19 @@ class Job:
         self._check(total)
         state, facts = self._state()
         self._started = True
+        if bitflips.VARIABLE in os.environ and self.settings.directory is not None:
+            from planaria.torch.bitflips import BitFlips
+
+            BitFlips(self.settings.directory, state, lambda: worker.step)
         more = {"layout": self._world.layout, "steps": str(total)}
+        if self.settings.check_state or self.settings.recheck:
+            more["checks"] = f"{self.settings.check_state} {self.settings.recheck}"
         if state.sync is None:
-            session = Session(self.settings, self._world, self._page, state.device)
+            session = Session(self.settings, self._world, self._page, state)
             worker: Worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         else:
             self.settings, script = of_low_communication(self.settings, state.sync)
-            session = Session(self.settings, self._world, self._page, state.device)
+            session = Session(self.settings, self._world, self._page, state)
             worker = LowCommWorker(session, state, facts, state.sync, script)
             more["sync"] = state.sync.method
         own = fingerprint(state, self.settings, self.exact, **more)
@@ -352,6 +359,8 @@ def init(
     policy: Policy | str | None = None,
     reduction: str | None = None,
     exact: str | None = None,
+    check_state: int = 0,
+    recheck: float = 0.0,
     mesh: Mapping[str, int] | None = None,
     device: str | None = None,
 ) -> Job:
@@ -370,6 +379,10 @@ def init(
         exact: "bits" (the weights of a run in which nothing failed; on a GPU it makes torch use deterministic kernels)
             or "samples" (no sample is lost, rounding may differ). Default: "bits" on a CPU, "samples" on GPUs, with
             the reduction "fast" and with the policy "shrink". ``planaria run --exact`` has the last word.
+        check_state: compare the groups' parameters in every step, and all that they hold every so many steps; 0: never.
+            ``planaria run --check-state`` has the last word (docs/corruption.md).
+        recheck: the probability with which a shard is computed by two groups, to be compared. Needs exact="bits".
+            ``planaria run --recheck`` has the last word.
         mesh: dimensions of ``job.mesh`` by name, in order, as {"fsdp": 2, "tp": -1} (-1: what is left). Ranks along
             "tp", "pp" and "cp" get the same samples, along any other dimension each gets its part of a batch. Default:
             one dimension, "fsdp".
@@ -378,7 +391,7 @@ def init(
     Raises UsageError naming the setting that cannot be.
     """
     name = policy.value if isinstance(policy, Policy) else policy
-    settings = read_settings(shards, seed, name, reduction)
+    settings = read_settings(shards, seed, name, reduction, check_state=check_state, recheck=recheck)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
@@ -386,6 +399,8 @@ def init(
     exactness.prepare(promise, chosen)
     if settings.socket is not None:  # there may be others to exchange with
         warm_up(chosen)
+    if settings.recheck and promise != exactness.BITS:
+        raise UsageError(f"recheck compares bits, which need exact={exactness.BITS!r}, not {promise!r}")
     world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where, settings.joins)
     seeding.seed_all(settings.seed)
     return Job(settings, world, promise)

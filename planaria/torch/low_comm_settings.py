@@ -22,6 +22,11 @@ def of_low_communication(
     Not exact: shard ``v`` is group ``v``'s own, whoever else is there, and left out if that is not there. Exact: any
     group computes it. Raises UsageError for what contradicts that.
     """
+    if settings.check_state or settings.recheck:
+        raise UsageError(
+            f"{settings.where}: check_state and recheck cannot be had with low communication yet: between two "
+            "exchanges each group has parameters of its own, which nobody could compare"
+        )
     replayed = environ.get("PLANARIA_REPLAY")
     if sync.sync.exact:
         if settings.policy is Policy.SHRINK:

@@ -28,11 +28,11 @@ from planaria.torch.buckets import local_numel
 from planaria.torch.checks import TrainableWatch
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
-from planaria.torch.records import ABSENT, ShardRecord, mean_metrics
+from planaria.torch.records import ABSENT, Exchanged, ShardRecord, mean_metrics
 from planaria.torch.session import Session
 from planaria.torch.state import ProtectedState
 from planaria.torch.sync_part import SyncPart
-from planaria.torch.worker import Exchanged, Worker
+from planaria.torch.worker import Worker
 from planaria.wire import membership
 
 
@@ -97,7 +97,7 @@ class LowCommWorker(Worker):
         return True
 
     def _fresh_step(self) -> None:
-        if self._store_step != self.step:
+        if self._store_of != self._now:
             self._fragments[self._fragment_in_use].exchange = self._exchange
             self._fragment_in_use = self.step % len(self._fragments)
             chosen = self._fragments[self._fragment_in_use]

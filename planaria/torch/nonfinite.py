@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
 from planaria.core.messages import QuorumId
+from planaria.core.stepper import Exchange
+from planaria.errors import NonFiniteError
 from planaria.torch.gradients import GradientStore
 from planaria.torch.records import ShardRecord, pack_presence, presence_bytes, unpack_presence
 from planaria.torch.session import Session
+
+
+def stop_on_nonfinite(
+    records: Sequence[ShardRecord], store: GradientStore, session: Session, work: Exchange
+) -> NoReturn:
+    """Every member saw the same flags, so all come here; together they find the shards."""
+    suspects = suspects_of(records, store, session, work.quorum)
+    names = ", ".join(map(str, sorted(suspects))) or "unknown"
+    raise NonFiniteError(
+        f"job {session.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
+        f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
+    )
 
 
 def suspects_of(records: Sequence[ShardRecord], store: GradientStore, session: Session, quorum: QuorumId) -> set[int]:

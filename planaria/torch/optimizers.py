@@ -36,6 +36,15 @@ class OptimizerPart(Part):
         name = self._parameter_names.get(id(parameters[index]), index) if index < len(parameters) else index
         return f"{self.name}.state[{name}]"
 
+    def moments(self) -> dict[str, Tensor]:
+        """The tensors that the optimizer keeps for its parameters, by name."""
+        return {
+            f"{self._path(index)}.{key}": value
+            for index, parameter in enumerate(self._parameters())
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
     def mark(self) -> None:
         self._marked = self._groups()  # the state itself changes in optimizer.step only
 

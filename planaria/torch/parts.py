@@ -171,6 +171,10 @@ class Part:
         """As ``pack``, of what has the same bits on all groups."""
         return self.pack(tensors)
 
+    def moments(self) -> dict[str, Tensor]:
+        """Tensors that change in an optimizer's step only; optimizers only."""
+        return {}
+
     def check(self, body: Any, sources: Sequence[Tensor]) -> list[str]:
         raise NotImplementedError
 

@@ -11,20 +11,22 @@ import functools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import xxhash
 
 from planaria.core.messages import ControlWord, QuorumId, Standing
-from planaria.errors import ProtocolError, UsageError
+from planaria.errors import PlanariaError, ProtocolError, UsageError
 
-VERSION = 4
+VERSION = 5
 _ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
 _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
-_WORD = struct.Struct("<qQQd?")
-_COUNTS = struct.Struct("<IIH")  # records, bytes of a presence bitmap, metrics per record
-_RECORD = struct.Struct("<Iqd?")
-_STANDING = struct.Struct("<q?dQQI")
+_WORD = struct.Struct("<qQQd?Q")
+_COUNTS = struct.Struct("<IIHI")  # records, bytes of a presence bitmap, metrics per record, second opinions
+_RECORD = struct.Struct("<Iqd?Q")
+_SECOND = struct.Struct("<IQ")
+_STANDING = struct.Struct("<q?dQQIQI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,22 @@ class ShardRecord:
     cursor: int = 0  # where a ShardedStream stands after the shard; 0 for other data
     weight: float = 1.0  # low communication: how much it counts; 0: left out; ABSENT
     anew: bool = False  # low communication: it began with the shared parameters and a fresh inner optimizer
+    checksum: int = 0  # of this rank's part of its gradients, if they are compared
+
+
+# Shards of others that a member has computed as well, and the checksums that it got.
+Seconds = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What an exchange brought, beside the gradients."""
+
+    words: list[ControlWord]
+    records: list[ShardRecord]
+    means: dict[str, float]
+    finite: bool = True
+    doubtful: frozenset[int] = frozenset()  # shards of which two members have computed different gradients
 
 
 # The weight of a shard of which a replayed run knows that its group was not there.
@@ -86,13 +104,16 @@ def _union(bitmaps: frozenset[bytes], parameters: int) -> tuple[bool, ...]:
 # --- the tail of a step ---------------------------------------------------------------------------------------
 
 
-def tail_bytes(max_records: int, parameters: int, metrics: int) -> int:
-    """Size of every tail whose member has at most ``max_records`` shards of ``metrics`` metrics each."""
+def tail_bytes(parameters: int, metrics: int, max_records: int, max_seconds: int = 0) -> int:
+    """Size of every tail whose member has at most ``max_records`` shards of ``metrics`` metrics each, and as many as
+    ``max_seconds`` second opinions."""
     record = _RECORD.size + presence_bytes(parameters) + 8 * metrics
-    return _ENVELOPE.size + _WORD.size + _COUNTS.size + max_records * record
+    return _ENVELOPE.size + _WORD.size + _COUNTS.size + max_records * record + max_seconds * _SECOND.size
 
 
-def encode_tail(word: ControlWord, records: Sequence[ShardRecord], size: int) -> bytes:
+def encode_tail(
+    word: ControlWord, records: Sequence[ShardRecord], size: int, seconds: Seconds = MappingProxyType({})
+) -> bytes:
     """The control word and the shards' records, ``size`` bytes long (see :func:`tail_bytes`).
 
     All records must have bitmaps of one length and equally many metrics (UsageError names the shards that do not:
@@ -100,37 +121,61 @@ def encode_tail(word: ControlWord, records: Sequence[ShardRecord], size: int) ->
     """
     presence, metrics = _uniform(records)
     parts = [
-        _WORD.pack(word.step, word.planned.epoch, word.planned.number, word.seconds_per_shard, word.stop),
-        _COUNTS.pack(len(records), presence, metrics),
+        _WORD.pack(
+            word.step, word.planned.epoch, word.planned.number, word.seconds_per_shard, word.stop, word.checksum
+        ),
+        _COUNTS.pack(len(records), presence, metrics, len(seconds)),
     ]
     values = struct.Struct(f"<{metrics}d")
     for record in records:
-        fixed = _RECORD.pack(record.shard, record.cursor, record.weight, record.anew)
+        fixed = _RECORD.pack(record.shard, record.cursor, record.weight, record.anew, record.checksum)
         parts += (fixed, record.presence, values.pack(*record.metrics))
+    parts += (_SECOND.pack(shard, checksum) for shard, checksum in sorted(seconds.items()))
     return _seal(_TAIL_KIND, b"".join(parts), size)
 
 
-def decode_tail(data: bytes) -> tuple[ControlWord, tuple[ShardRecord, ...]]:
+def decode_tail(data: bytes) -> tuple[ControlWord, tuple[ShardRecord, ...], Seconds]:
     """Inverse of :func:`encode_tail`. Raises ProtocolError for anything that it did not make."""
     body = _unseal(_TAIL_KIND, data)
     try:
-        step, epoch, number, seconds, stop = _WORD.unpack_from(body, 0)
-        count, presence, metrics = _COUNTS.unpack_from(body, _WORD.size)
+        step, epoch, number, speed, stop, checksum = _WORD.unpack_from(body, 0)
+        count, presence, metrics, opinions = _COUNTS.unpack_from(body, _WORD.size)
         values = struct.Struct(f"<{metrics}d")
         at = _WORD.size + _COUNTS.size
-        if len(body) != at + count * (_RECORD.size + presence + values.size):
+        if len(body) != at + count * (_RECORD.size + presence + values.size) + opinions * _SECOND.size:
             raise ProtocolError(f"a step's tail of {count} records has an odd length of {len(body)} bytes")
         records = []
         for _ in range(count):
-            shard, cursor, weight, anew = _RECORD.unpack_from(body, at)
+            shard, cursor, weight, anew, checked = _RECORD.unpack_from(body, at)
             at += _RECORD.size
             bitmap = body[at : at + presence]
             at += presence
-            records.append(ShardRecord(shard, bitmap, values.unpack_from(body, at), cursor, weight, anew))
+            records.append(ShardRecord(shard, bitmap, values.unpack_from(body, at), cursor, weight, anew, checked))
             at += values.size
+        seconds = dict(_SECOND.unpack_from(body, at + i * _SECOND.size) for i in range(opinions))
     except struct.error as error:
         raise ProtocolError(f"a step's tail is cut short ({error})") from None
-    return ControlWord(step, QuorumId(epoch, number), seconds, stop), tuple(records)
+    return ControlWord(step, QuorumId(epoch, number), speed, stop, checksum), tuple(records), seconds
+
+
+def open_tails(
+    tails: Iterable[bytes], step: int, owned: Iterable[frozenset[int]], where: str
+) -> tuple[list[ControlWord], list[ShardRecord], list[Seconds]]:
+    """What all members said at the end of ``step``: their words by rank, each shard's record, ascending, and their
+    second opinions by rank. Raises PlanariaError if that is not of one step in which each shard was computed once."""
+    opened = [decode_tail(tail) for tail in tails]
+    words = [word for word, _, _ in opened]
+    if any(word.step != step for word in words):
+        raise PlanariaError(
+            f"{where}: members exchanged different steps {[word.step for word in words]}; this is a bug"
+        )
+    records = sorted((r for _, rs, _ in opened for r in rs), key=lambda r: r.shard)
+    if [r.shard for r in records] != sorted(shard for each in owned for shard in each):
+        raise PlanariaError(
+            f"{where}, step {step}: shards {[r.shard for r in records]} were exchanged, not each of them once; this is "
+            "a bug"
+        )
+    return words, records, [seconds for _, _, seconds in opened]
 
 
 def mean_metrics(records: Iterable[ShardRecord]) -> tuple[float, ...]:
@@ -166,7 +211,16 @@ def encode_standing(standing: Standing, shards: int) -> bytes:
         raise ProtocolError(f"a standing claims shards {sorted(standing.have)} of a job of {shards}")
     held = pack_presence([shard in standing.have for shard in range(shards)])
     under, seconds = standing.under, standing.seconds_per_shard
-    head = _STANDING.pack(standing.step, standing.settled, seconds, under.epoch, under.number, shards)
+    head = _STANDING.pack(
+        standing.step,
+        standing.settled,
+        seconds,
+        under.epoch,
+        under.number,
+        shards,
+        standing.checksum,
+        standing.recounts,
+    )
     return _seal(_STANDING_KIND, head + held, standing_bytes(shards))
 
 
@@ -175,12 +229,12 @@ def decode_standing(data: bytes, shards: int) -> Standing:
     body = _unseal(_STANDING_KIND, data)
     if len(body) < _STANDING.size:
         raise ProtocolError("a roll-call entry is cut short")
-    step, settled, seconds, epoch, number, theirs = _STANDING.unpack_from(body, 0)
+    step, settled, seconds, epoch, number, theirs, checksum, recounts = _STANDING.unpack_from(body, 0)
     if theirs != shards:
         raise ProtocolError(f"a peer's job has {theirs} shards, this one {shards}")
     held = unpack_presence(body[_STANDING.size :], shards)
     have = frozenset(shard for shard, flag in enumerate(held) if flag)
-    return Standing(step, settled, have, QuorumId(epoch, number), seconds)
+    return Standing(step, settled, have, QuorumId(epoch, number), seconds, recounts, checksum)
 
 
 # --- shared ---------------------------------------------------------------------------------------------------

@@ -36,13 +36,15 @@ class Note:
         NO_QUORUM  # the planned quorum that all members named in the exchange that this rank had a part in
     )
     run: QuorumId = NO_QUORUM  # in which the job begins again, as this rank was told to look for copies
+    alike: bool = True  # the control words say that all members have the same state
+    doubtful: frozenset[int] = frozenset()  # shards of which two members have computed different gradients
 
     def encode(self) -> bytes:
         broken = [[*_numbers(id), text[:_LONGEST_TEXT]] for id, text in sorted(self.broken.items())]
         formed = [_numbers(id) for id in sorted(self.formed)]
-        flags = [self.stop, self.ok, self.finite]
+        flags = [self.stop, self.ok, self.finite, self.alike]
         facts = [_numbers(self.heard), formed, broken, flags, self.seconds, self.metrics, _numbers(self.named)]
-        facts.append(_numbers(self.run))
+        facts += [_numbers(self.run), sorted(self.doubtful)]
         body = json.dumps(facts).encode()
         if len(body) > NOTE_BYTES:
             raise UsageError(
@@ -53,7 +55,7 @@ class Note:
     @staticmethod
     def decode(data: bytes) -> Note:
         try:
-            heard, formed, broken, (stop, ok, finite), seconds, metrics, named, run = json.loads(data)
+            heard, formed, broken, (stop, ok, finite, alike), seconds, metrics, named, run, doubtful = json.loads(data)
             return Note(
                 QuorumId(*heard),
                 frozenset(QuorumId(*id) for id in formed),
@@ -65,6 +67,8 @@ class Note:
                 metrics,
                 QuorumId(*named),
                 QuorumId(*run),
+                alike,
+                frozenset(doubtful),
             )
         except (ValueError, TypeError) as error:
             raise ProtocolError(f"a rank of this group sent a round that cannot be read: {error}") from None
@@ -81,6 +85,9 @@ def agreed(notes: Sequence[Note]) -> Note:
         for id, text in note.broken.items():
             broken.setdefault(id, text if len(notes) == 1 else f"rank {rank}: {text}")
     names = sorted({name for note in notes for name in note.metrics})
+    alike = all(note.alike for note in notes)
+    doubtful = frozenset[int]().union(*(note.doubtful for note in notes))
+    same = alike and not doubtful and all(note.named == notes[0].named for note in notes)
     values = {name: [note.metrics[name] for note in notes if name in note.metrics] for name in names}
     return Note(
         min(note.heard for note in notes),
@@ -91,8 +98,10 @@ def agreed(notes: Sequence[Note]) -> Note:
         all(note.finite for note in notes),
         max(note.seconds for note in notes),  # the group is as slow as its slowest rank
         {name: sum(of) / len(of) for name, of in values.items()},
-        notes[0].named if all(note.named == notes[0].named for note in notes) else NO_QUORUM,
+        notes[0].named if same else NO_QUORUM,
         min(note.run for note in notes),
+        alike,
+        doubtful,
     )
 
 

@@ -18,9 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 from planaria.core import stepper as core
+from planaria.core.corruption import Recheck
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
@@ -49,6 +48,8 @@ from planaria.torch.control import Control
 from planaria.torch.records import decode_standing, encode_standing
 from planaria.torch.rounds import Note, agreed
 from planaria.torch.settings import Settings
+from planaria.torch.state import ProtectedState
+from planaria.torch.statechecks import StateChecks
 from planaria.torch.stuck import end_if_asleep
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import ProgressPage
@@ -72,18 +73,19 @@ class Bereaved(RuntimeError):
 
 
 class Session:
-    """Made when the script starts its steps. ``device`` is where the gradients are."""
+    """Made when the script starts its steps. ``state``: of the job; the gradients are where that is."""
 
-    def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, device: torch.device) -> None:
+    def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, state: ProtectedState) -> None:
         self.settings = settings
         self.member = settings.born  # the next incarnation of it after a rank of the group was replaced
         self.world = world
         self.page = page
         self.bell = Bell()
         self.communicators = Communicators(
-            self.member, settings.host, self.bell, self._on_formed, world.rank, device, world.await_devices
+            self.member, settings.host, self.bell, self._on_formed, world.rank, state.device, world.await_devices
         )
         self.stepper: Stepper  # set by start
+        self.checks = StateChecks(settings.check_state, state, self.gather, settings.directory)
         self._lock = threading.Lock()  # for what follows
         self._heard: list[Quorum] = []  # not taken in yet
         self._newest = NO_QUORUM  # heard of
@@ -132,9 +134,10 @@ class Session:
         return Control(path, self.page, self._on_order, self.settings.where, self.world.collectives)
 
     def _ready(self, joins: bool, looks: bool = False) -> Ready:
-        address = self._gather("" if self._store is None else self._store.address)[0]
+        address = self.gather(b"" if self._store is None else self._store.address.encode())[0].decode()
         report = replace(self._introduce(address, joins, looks), looked=self._looked)
-        self.stepper = Stepper(report, self.settings.policy, self.settings.groups)
+        recheck = Recheck(self.settings.recheck, self.settings.seed) if self.settings.recheck else None
+        self.stepper = Stepper(report, self.settings.policy, self.settings.groups, recheck)
         return report
 
     # --- news, on the control thread and on helper threads ---------------------------------------------------
@@ -280,13 +283,6 @@ class Session:
                 id: text for id, text in self._broken.items() if id > outcome.heard or self.stepper.knows(id)
             }
 
-    def _gather(self, text: str) -> list[str]:
-        """Every rank's text. For the start, where there is no step to lose."""
-        try:
-            return [each.decode() for each in self.world.gather(text.encode())]
-        except RuntimeError as error:
-            self.lost(error)
-
     def gather(self, payload: bytes) -> list[bytes]:
         """Every rank's payload."""
         try:
@@ -423,14 +419,19 @@ class Session:
 
     def _roll(self, action: core.RollCall) -> None:
         standings: list[Standing] = []
-        payload = encode_standing(action.standing, self.settings.shards)
+        mine = self.checks.signed(action.standing)
+
+        def ask(payload: bytes) -> list[bytes]:
+            pending = self.communicator(action.quorum).gather(payload)
+            return pending.wait(lambda: self.stopped_waiting(action.quorum))
 
         def roll() -> None:
-            pending = self.communicator(action.quorum).gather(payload)
-            entries = pending.wait(lambda: self.stopped_waiting(action.quorum))
+            entries = ask(encode_standing(mine, self.settings.shards))
             standings.extend(decode_standing(entry, self.settings.shards) for entry in entries)
+            self.checks.look(standings, ask)
 
         if self.agree(Note(ok=self.attempt(action.quorum, "roll call", roll))).ok:
+            self.checks.conclude(mine.step)
             self._do(self.stepper.rolled(action.quorum, standings))
 
     def _heal(self, action: core.Heal, transfer: Transfer) -> None:

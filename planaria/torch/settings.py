@@ -30,6 +30,8 @@ class Settings:
     world_size: int = 1  # ranks in a group
     founder: bool = True  # nobody is known to hold the job's state: a durable checkpoint counts
     joins: bool = False  # takes the place of a lost rank in a group whose other ranks live
+    check_state: int = 0  # steps between comparisons of all that groups hold; 0: nothing is compared
+    recheck: float = 0.0  # probability with which a shard is computed twice
     standby: int | None = None  # the number of a process that waits for a rank to be lost, and tries itself as this one
 
     @property
@@ -50,6 +52,8 @@ def read_settings(
     policy: str | None,
     reduction: str | None,
     environ: Mapping[str, str] = os.environ,
+    check_state: int = 0,
+    recheck: float = 0.0,
 ) -> Settings:
     """Environment over arguments over defaults, so that one script serves every command line.
 
@@ -90,6 +94,8 @@ def read_settings(
         world_size=world_size,
         founder=environ.get("PLANARIA_RESUME") != "0",
         joins=environ.get("PLANARIA_JOINS") == "1",
+        check_state=_number("check_state", environ.get("PLANARIA_CHECK_STATE"), check_state),
+        recheck=_share("recheck", environ.get("PLANARIA_RECHECK"), recheck),
         standby=standby,
     )
 
@@ -102,6 +108,17 @@ def _number(name: str, text: str | None, default: int, least: int = 0) -> int:
         raise UsageError(f"{name} must be a whole number, not {value!r}") from None
     if number < least:
         raise UsageError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def _share(name: str, text: str | None, default: float) -> float:
+    value = text or default
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} must be a number between 0 and 1, not {value!r}") from None
+    if not 0 <= number <= 1:
+        raise UsageError(f"{name} must be between 0 and 1, not {value}")
     return number
 
 

@@ -84,6 +84,17 @@ class ProtectedState:
         }
         return list(found.values())
 
+    def checked(self, whole: bool) -> dict[str, Tensor]:
+        """What this rank holds of the tensors that must have the same bits on all groups, by name: parameters and
+        buffers; ``whole``: what optimizers keep as well. The living ones, in wire form. In the loop's body they are
+        what they were when it began, until the script steps its optimizer."""
+        found: dict[str, Tensor] = dict(self.parameters())
+        found |= {name: getattr(owner, key) for name, owner, key in self.buffers()}
+        if whole:
+            for part in self._parts.values():
+                found |= part.moments()
+        return {name: wire_form(tensor) for name, tensor in found.items()}
+
     def reshard(self) -> None:
         """Free what FSDP2 has gathered of the modules: see ModulePart.reshard."""
         for part in self._modules:

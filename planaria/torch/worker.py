@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from planaria.core import stepper as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.health import slowness
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
-from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
-from planaria.exchange import healing
-from planaria.exchange.communicator import Communicator
+from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
 from planaria.torch import random as seeding
@@ -33,35 +30,29 @@ from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, c
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
-from planaria.torch.nonfinite import suspects_of
+from planaria.torch.nonfinite import stop_on_nonfinite
+from planaria.torch.rechecks import Rechecks
 from planaria.torch.records import (
+    Exchanged,
     ShardRecord,
     cursors,
-    decode_tail,
     encode_tail,
     mean_metrics,
+    open_tails,
     tail_bytes,
     union_presence,
 )
 from planaria.torch.rounds import Note
 from planaria.torch.scalars import METRICS, check_names, recorded
 from planaria.torch.session import Bereaved, Session
-from planaria.torch.state import ProtectedState, combined, tensor_specs
+from planaria.torch.state import ProtectedState, combined
+from planaria.torch.statechecks import disputed
+from planaria.torch.transfer import Transfer
 from planaria.torch.unwinding import Pipelines, unwind
 
 # Weight of the newest shard time in the running mean: follows a change of speed within a few steps, and a single
 # slow shard (a page fault, a neighbour's burst) does not reassign work.
 SMOOTHING = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """What an exchange brought, beside the gradients."""
-
-    words: list[ControlWord]
-    records: list[ShardRecord]
-    means: dict[str, float]
-    finite: bool = True
 
 
 class Worker:
@@ -77,7 +68,6 @@ class Worker:
         self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
         self.groups: tuple[int, ...] = ()  # that took part in this step's exchange; none before it is complete
-        self._moving = Phase.HEALING if state.registered is None else Phase.LOADING  # while state is taken or put
         self._facts = facts
         self.seconds_per_shard = 0.0  # of the group
         self._mean_seconds = 0.0  # of this rank
@@ -90,6 +80,7 @@ class Worker:
         self._overlap = overlap
         self._allow_unused = allow_unused
         self._buffers = BufferWatch(state.buffers())
+        self.rechecks = Rechecks(session)
         self._exchange: tuple[QuorumId, TreeExchange] | None = None
         self._begun: core.Exchange | None = None  # the exchange that hooks feed while the last shard computes
         self._partners: tuple[int, ...] = ()  # the groups of the exchange that was begun last
@@ -98,11 +89,10 @@ class Worker:
         self._raw: dict[int, dict[str, list[Any]]] = {}  # recorded values of shards, still on their device
         self._recorded: dict[str, list[Any]] = {}  # of the shard in hand
         self._data: ShardedSource | None = None
-        self._store_step = -1
+        self._store_of: tuple[int, int] | None = None
         self._present = self.settings.shards  # shards in the newest sum
         self._named = NO_QUORUM  # the planned quorum in this rank's newest control word
-        self._inside = False  # user code is in the loop's body
-        self._healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
+        self._transfer = Transfer(session, state)
         self._settled = TrainableWatch(parameters)
         self._pipelines: Pipelines | None = None  # once the script has said that it outlives the loss of a rank
 
@@ -118,6 +108,11 @@ class Worker:
         return self.session.stepper.step
 
     @property
+    def _now(self) -> tuple[int, int]:
+        """Which state, taken from peers or made here, gradients are computed from."""
+        return self._transfer.taken, self.step
+
+    @property
     def _first(self) -> bool:
         """Whether this group was the first of the members that made the newest commit."""
         return self.session.stepper.first == self.session.member
@@ -125,13 +120,13 @@ class Worker:
     @property
     def overtaken(self) -> bool:
         """Whether this group took a newer state while the script was in the loop's body, which is void therefore."""
-        return self._healed is not None
+        return self._transfer.healed is not None
 
     # --- between steps ---------------------------------------------------------------------------------------
 
     def begin_step(self) -> bool:
         """Wait until there is work on a step. False: all steps are committed."""
-        self._inside = False
+        self._transfer.inside = False
         self.groups = ()
         goes_on = self._goes_on(self._advance())
         if goes_on:
@@ -140,7 +135,7 @@ class Worker:
             if not self.session.alone:
                 self.state.mark()
             seeding.seed_begin(self.settings.seed, self.step)
-        self._inside = True
+        self._transfer.inside = True
         return goes_on
 
     def _advance(self) -> core.Action:
@@ -169,6 +164,8 @@ class Worker:
                 return False
             case core.Leave():
                 self._leave(action)
+            case core.Disputed():
+                raise disputed(self.session.checks, action, self.settings.where)
         return True
 
     def _leave(self, action: core.Leave) -> NoReturn:
@@ -183,11 +180,11 @@ class Worker:
 
     def commit(self) -> None:
         """The user's code has applied the step."""
-        if self._healed is not None:
+        if self._transfer.healed is not None:
             # Healed inside the body: whatever its code did, before (for another step) or since, must not stand.
-            with self.session.during(self._moving):
-                self.state.restore(*self._healed)
-            self._healed = None
+            with self.session.during(self._transfer.phase):
+                self.state.restore(*self._transfer.healed)
+            self._transfer.healed = None
             return
         stepper = self.session.stepper
         step, quorum = stepper.step, stepper.target.id if stepper.target else NO_QUORUM
@@ -245,7 +242,7 @@ class Worker:
             raise PlanariaError(
                 f"{self.settings.where}: no whole copy of the group's state is left in memory; it is started again"
             )
-        with self.session.during(self._moving):
+        with self.session.during(self._transfer.phase):
             self.state.restore(*self.buddies.take_back(best), f"the copy of step {best[0]}")
         return best
 
@@ -260,10 +257,10 @@ class Worker:
     def _give_up(self) -> None:
         """Nothing of the step counts any more."""
         self._abandon()
-        self._healed = None
+        self._transfer.healed = None
         self._records.clear()
         self._raw.clear()
-        self._store_step = -1
+        self._store_of = None
 
     # --- inside a step ---------------------------------------------------------------------------------------
 
@@ -272,7 +269,7 @@ class Worker:
         self._bind(data)
         while True:
             action = self.session.advance(self._transfer)
-            if self._healed is not None or not self._goes_on(action):
+            if self._transfer.healed is not None or not self._goes_on(action):
                 self._void()
                 return
             self._reconcile()
@@ -316,20 +313,22 @@ class Worker:
             self.session.stepper.have &= held
 
     def _fresh_step(self) -> None:
-        if self._store_step != self.step:
+        if self._store_of != self._now:
             # Every member of the quorum in force has left older communicators (it answered the roll call or took
             # part in the last exchange), so nobody reads the old buffers any more.
             self._store.begin_step(recycle=True)
             self._records.clear()
-            self._store_step = self.step
+            self.rechecks.clear()
+            self._store_of = self._now
 
     def _shard(self, action: core.Compute, data: ShardedSource) -> Iterator[Any]:
         exchange = self._begin(self.session.stepper.work()) if action.last and self._overlap else None
+        watched = self.session.stepper.watched(action.shard)
         started = time.perf_counter()
         self.session.show(Phase.COMPUTING, action.shard)
         seeding.seed_shard(self.settings.seed, action.step, action.shard, self.session.world.part[0])
         on_bucket = exchange.submit if exchange is not None else None
-        self._store.begin_shard(action.shard, on_bucket, micro_batches=data.micro_batches)
+        self._store.begin_shard(action.shard, on_bucket, data.micro_batches, watched, action.again)
         self._recorded = {}
         before = self._buffers.now()
         for batch in data.batches(action.step, action.shard):
@@ -338,6 +337,11 @@ class Worker:
             if self.session.page is not None:
                 self.session.page.beat()
         presence = self._store.end_shard()
+        if watched:
+            self.rechecks.computed(action.shard, self._store.checksum(), action.again)
+        if action.again:
+            self.session.stepper.shard_checked(action.shard)
+            return
         self._end_shard(ShardRecord(action.shard, presence, (), data.cursor_after(action.shard)), before, started)
 
     def _end_shard(self, record: ShardRecord, buffers: list[tuple[int, int]], started: float) -> None:
@@ -373,7 +377,8 @@ class Worker:
             if shard in self._records:
                 self._records[shard] = replace(self._records[shard], metrics=metrics)
         self._raw.clear()
-        return [self._records[shard] for shard in sorted(self._store.have)]
+        found = [self._records[shard] for shard in sorted(self._store.have)]
+        return [replace(each, checksum=self.rechecks.own(each.shard)) for each in found]
 
     # --- the exchange ----------------------------------------------------------------------------------------
 
@@ -384,7 +389,8 @@ class Worker:
             if self._exchange is None or self._exchange[0] != work.quorum:
                 self._exchange = (work.quorum, TreeExchange(communicator, self._layout))
             exchange = self._exchange[1]
-            self._tail_bytes = tail_bytes(max(len(o) for o in work.owned), len(self.named), METRICS)
+            most = (max(map(len, shards), default=0) for shards in (work.owned, work.twice))
+            self._tail_bytes = tail_bytes(len(self.named), METRICS, *most)
             exchange.begin(
                 work.nodes(self.settings.shards, self.settings.merges),
                 self.settings.shards,
@@ -420,12 +426,18 @@ class Worker:
         told = found[0] if ok else Exchanged([], [], {})
         named = self._named if ok and all(word.planned == self._named for word in told.words) else NO_QUORUM
         note = Note(ok=ok, finite=told.finite, seconds=self._mean_seconds, metrics=told.means, named=named)
-        outcome = self.session.agree(note)
-        if not outcome.ok:
+        alike = len({word.checksum for word in told.words}) <= 1
+        outcome = self.session.agree(replace(note, alike=alike, doubtful=told.doubtful))
+        if not (outcome.ok and outcome.alike and not outcome.doubtful):
             self._abandon()
+            if outcome.ok and not outcome.alike:
+                self.session.stepper.recount()
+            elif outcome.ok:
+                self.rechecks.dispute(outcome.doubtful)
             return False
+        self.rechecks.settle()
         if not outcome.finite:
-            self._stop_on_nonfinite(work, told.records)
+            stop_on_nonfinite(told.records, self._store, self.session, work)
         if not self._allow_unused:
             check_presence(told.records, self._store.names, f"job {self.settings.job}, step {self.step}")
         self._store.fulfil()
@@ -459,8 +471,10 @@ class Worker:
         exchange = self._exchange[1]
         # But for what it names, the same at every rank of the group: the steppers are alike, the speed is the group's.
         self._named = self.session.ready_for()
-        word = self.session.stepper.word(self.seconds_per_shard, self._named)
-        exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes))
+        checksum = self.session.checks.word(work.step)
+        word = self.session.stepper.word(self.seconds_per_shard, self._named, checksum)
+        seconds = self.rechecks.seconds(work.twice, exchange.rank)
+        exchange.submit_tail(encode_tail(word, self._complete_records(), self._tail_bytes, seconds))
         announced = exchange.announced(lambda: self.session.stopped_waiting(work.quorum))
         told = self._prepare(announced, work)
         result = exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
@@ -468,64 +482,14 @@ class Worker:
 
     def _prepare(self, announced: Announcement, work: core.Exchange) -> Exchanged:
         """What can be done while the device still works, and does not matter if its results never come."""
-        words, records = self._open(announced.tails, work)
+        words, records, seconds = open_tails(announced.tails, work.step, work.owned, self.settings.where)
         self._store.expect(announced.buckets, union_presence(records, len(self.named)))
         seeding.seed_apply(self.settings.seed, work.step)
-        return Exchanged(words, records, dict(zip(self.metric_names, mean_metrics(records), strict=False)))
+        doubtful = self.rechecks.compare(work.owned, records, seconds)
+        means = dict(zip(self.metric_names, mean_metrics(records), strict=False))
+        return Exchanged(words, records, means, doubtful=doubtful)
 
     def _abandon(self) -> None:
         # Peers that have not heard yet may go on reading what was handed out: later sums go to fresh buffers.
         self._store.freeze()
         self._begun = None
-
-    def _open(self, tails: list[bytes], work: core.Exchange) -> tuple[list[ControlWord], list[ShardRecord]]:
-        opened = [decode_tail(tail) for tail in tails]
-        words = [word for word, _ in opened]
-        if any(word.step != self.step for word in words):
-            steps = [word.step for word in words]
-            raise PlanariaError(f"{self.settings.where}: members exchanged different steps {steps}; this is a bug")
-        records = sorted((r for _, rs in opened for r in rs), key=lambda r: r.shard)
-        if [r.shard for r in records] != sorted(shard for owned in work.owned for shard in owned):
-            raise PlanariaError(
-                f"{self.settings.where}, step {self.step}: shards {[r.shard for r in records]} were exchanged, not "
-                "each of them once; this is a bug"
-            )
-        return words, records
-
-    def _stop_on_nonfinite(self, work: core.Exchange, records: list[ShardRecord]) -> None:
-        """Every member saw the same flags, so all come here; together they find the shards."""
-        suspects = suspects_of(records, self._store, self.session, work.quorum)
-        names = ", ".join(map(str, sorted(suspects))) or "unknown"
-        raise NonFiniteError(
-            f"job {self.settings.job}, step {work.step}: the gradient is not finite (NaN or infinite), from shard "
-            f"{names}. The weights were not touched; lower the learning rate, clip gradients, or look at its samples"
-        )
-
-    # --- healing ---------------------------------------------------------------------------------------------
-
-    def _transfer(self, order: core.Heal, communicator: Communicator) -> Callable[[], None]:
-        """Give the state to members that need it, or take it; returns what puts it in place."""
-        registered, sources = self.state.registered is not None, order.sources
-        if registered:  # what a script's own functions make of equal states need not be equal byte for byte
-            sources = sources[:1]
-        if not order.receive:
-            if communicator.rank not in sources:
-                return lambda: None
-            with self.session.during(self._moving):
-                manifest, tensors = self.state.capture(marked=self._inside)
-            healing.serve(communicator, tensors, manifest, sources, order.healers)
-            return lambda: None
-        pending = healing.receive(communicator, sources, order.healers)
-        healed = pending.wait(lambda: self.session.stopped_waiting(order.quorum))
-        raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
-        tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
-
-        def put() -> None:
-            if not (self._inside and registered):  # not beneath code of the script that will not go on anyway
-                with self.session.during(self._moving):
-                    self.state.restore(healed.manifest, tensors)
-            if self._inside:
-                self._healed = (healed.manifest, tensors)
-            self._store_step = -1
-
-        return put

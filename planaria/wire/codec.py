@@ -16,6 +16,7 @@ from planaria.core.messages import (
     Adopted,
     Cast,
     Close,
+    Corrupted,
     Desired,
     Died,
     Drain,
@@ -174,6 +175,9 @@ def _report_out(report: Report) -> pb.Report:
             return pb.Report(
                 saved=pb.Saved(member=encode_member(member), step=step, seconds=seconds, trouble=clip(trouble))
             )
+        case Corrupted(member, step, words):
+            at = count(step, "a step")
+            return pb.Report(corrupted=pb.Corrupted(member=encode_member(member), step=at, text=clip(words)))
         case Died(member, cause, spare, moved):
             return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause), spare=spare, moved=moved))
         case Leaving(member):
@@ -225,6 +229,9 @@ def _report_in(message: pb.Report) -> Report:
                 saved.seconds,
                 text(saved.trouble, "a trouble"),
             )
+        case "corrupted":
+            found = message.corrupted
+            return Corrupted(decode_member(found.member), count(found.step, "a step"), text(found.text, "a finding"))
         case "died":
             died = message.died
             return Died(decode_member(died.member), text(died.cause, "a cause of death"), died.spare, died.moved)

@@ -108,7 +108,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 def test_kinds_are_read_in_order_and_once() -> None:
     assert parse_kinds("stop, kill,stop") == (Kind.STOP, Kind.KILL)
-    assert parse_kinds("kill,stop,partition,lighthouse") == tuple(Kind)
+    assert parse_kinds("kill,stop,partition,bitflip,lighthouse") == tuple(Kind)
 
 
 @pytest.mark.parametrize("text", ["", ",", "kill,flood", "Kill"])

@@ -31,7 +31,7 @@ from planaria.torch.records import (
 I64 = st.integers(-(2**63), 2**63 - 1)
 U64 = st.integers(0, 2**64 - 1)
 FLOATS = st.floats(width=64)
-WORDS = st.builds(ControlWord, I64, st.builds(QuorumId, U64, U64), FLOATS, st.booleans())
+WORDS = st.builds(ControlWord, I64, st.builds(QuorumId, U64, U64), FLOATS, st.booleans(), U64)
 
 
 @st.composite
@@ -39,7 +39,7 @@ def steps(draw: st.DrawFn) -> tuple[ControlWord, list[ShardRecord], int, int]:
     parameters, metrics = draw(st.integers(0, 20)), draw(st.integers(0, 4))
     flags = st.lists(st.booleans(), min_size=parameters, max_size=parameters)
     values = st.lists(FLOATS, min_size=metrics, max_size=metrics).map(tuple)
-    record = st.builds(ShardRecord, st.integers(0, 2**32 - 1), flags.map(pack_presence), values, I64)
+    record = st.builds(ShardRecord, st.integers(0, 2**32 - 1), flags.map(pack_presence), values, I64, checksum=U64)
     return draw(WORDS), draw(st.lists(record, max_size=5)), parameters, metrics
 
 
@@ -47,31 +47,36 @@ def bits(value: float) -> bytes:
     return struct.pack("<d", value)
 
 
-@given(steps(), st.integers(0, 3))
-def test_tail_round_trip(step: tuple[ControlWord, list[ShardRecord], int, int], room: int) -> None:
+@given(steps(), st.dictionaries(st.integers(0, 2**32 - 1), U64, max_size=4), st.integers(0, 3))
+def test_tail_round_trip(
+    step: tuple[ControlWord, list[ShardRecord], int, int], seconds: dict[int, int], room: int
+) -> None:
     word, records, parameters, metrics = step
-    size = tail_bytes(len(records) + room, parameters, metrics)
-    data = encode_tail(word, records, size)
+    size = tail_bytes(parameters, metrics, len(records) + room, len(seconds) + room)
+    data = encode_tail(word, records, size, seconds)
     assert len(data) == size
-    back, copies = decode_tail(data)
+    back, copies, opinions = decode_tail(data)
+    assert opinions == seconds
     assert (back.step, back.planned, back.stop) == (word.step, word.planned, word.stop)
+    assert back.checksum == word.checksum
     assert bits(back.seconds_per_shard) == bits(word.seconds_per_shard)
     assert len(copies) == len(records)
     for copy, record in zip(copies, records, strict=True):
         assert (copy.shard, copy.presence, copy.cursor) == (record.shard, record.presence, record.cursor)
+        assert (copy.checksum, copy.weight, copy.anew) == (record.checksum, record.weight, record.anew)
         assert [bits(value) for value in copy.metrics] == [bits(value) for value in record.metrics]
 
 
 def test_all_members_send_tails_of_one_size() -> None:
     records = [ShardRecord(shard, b"\x07", (1.0, 2.0)) for shard in range(3)]
-    size = tail_bytes(3, 3, 2)
+    size = tail_bytes(3, 2, 3)
     assert {len(encode_tail(ControlWord(1), records[:count], size)) for count in range(4)} == {size}
 
 
 def test_too_many_records_for_the_size() -> None:
     records = [ShardRecord(shard, b"\x07", (1.0,)) for shard in range(3)]
     with pytest.raises(ProtocolError, match="do not fit"):
-        encode_tail(ControlWord(1), records, tail_bytes(2, 3, 1))
+        encode_tail(ControlWord(1), records, tail_bytes(3, 1, 2))
 
 
 def test_shards_must_record_the_same_metrics() -> None:
@@ -87,7 +92,7 @@ def test_records_of_different_models() -> None:
         encode_tail(ControlWord(1), [ShardRecord(0, b"\1"), ShardRecord(1, b"\1\1")], 1000)
 
 
-GOOD = encode_tail(ControlWord(9), [ShardRecord(1, b"\x03", (0.5,), 4)], tail_bytes(2, 2, 1))
+GOOD = encode_tail(ControlWord(9), [ShardRecord(1, b"\x03", (0.5,), 4)], tail_bytes(2, 1, 2))
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))

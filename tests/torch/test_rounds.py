@@ -24,6 +24,8 @@ notes = st.builds(
     seconds=st.floats(0, 1e6),
     metrics=st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
     named=ids,
+    alike=st.booleans(),
+    doubtful=st.frozensets(st.integers(0, 99), max_size=3),
 )
 
 
@@ -43,10 +45,13 @@ def test_what_holds_for_the_group(said: list[Note]) -> None:
         assert outcome.formed <= note.formed
         assert set(note.broken) <= set(outcome.broken)
         assert outcome.stop >= note.stop and outcome.ok <= note.ok and outcome.finite <= note.finite
+        assert outcome.alike <= note.alike and outcome.doubtful >= note.doubtful
         assert outcome.seconds >= note.seconds
         assert set(note.metrics) <= set(outcome.metrics)
     assert outcome.heard in {note.heard for note in said}
     assert {note.named for note in said} == {outcome.named} or outcome.named == NO_QUORUM
+    if not outcome.alike or outcome.doubtful:  # the step does not count, so nothing is taken up after it
+        assert outcome.named == NO_QUORUM
 
 
 @given(st.lists(notes, min_size=1, max_size=4))

@@ -1,0 +1,121 @@
+"""Shards that two groups compute, so that a gradient which came out wrong is seen before it is committed.
+
+A wrong gradient reaches all groups alike, so no comparison of states shows it. But a shard has the same gradient, bit
+for bit, whoever computes it. Of those that are watched the tails of the exchange carry checksums: the owner's, and that
+of another member. If they differ nobody commits the step; both are computed again, and another pair is compared. Once
+two agree it is known who was wrong. A member that stays alone with what it computes, after it has computed it again,
+leaves: it is the device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import xxhash
+from torch import Tensor
+
+from planaria.core.corruption import odd_ones
+from planaria.core.messages import Corrupted, Member
+from planaria.errors import CorruptionError
+from planaria.torch.records import Seconds, ShardRecord
+from planaria.torch.session import Session
+
+
+class Rechecks:
+    """Of one step at a time; one per rank. What concerns the group all its ranks do together."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sums: dict[tuple[int, bool], Tensor | int] = {}  # by shard, and whether it is another member's
+        self._said: dict[int, list[tuple[Member, int]]] = {}  # of watched shards, by whom what came out, oldest first
+        self._disputed: set[int] = set()  # shards that were in doubt at any rank of the group
+
+    def clear(self) -> None:
+        """A step begins."""
+        self._sums.clear()
+        self._said.clear()
+        self._disputed.clear()
+
+    def computed(self, shard: int, sums: Tensor, again: bool) -> None:
+        """This rank's part of a watched shard's gradient has these sums; on a device they need not be there yet."""
+        self._sums[shard, again] = sums
+
+    def own(self, shard: int) -> int:
+        """The checksum of a shard that this group holds; 0 if it is not watched."""
+        return self._sum(shard, False)
+
+    def seconds(self, twice: Sequence[frozenset[int]], rank: int) -> Seconds:
+        """Those of shards that others hold, for this member's tail."""
+        return {shard: self._sum(shard, True) for shard in twice[rank]} if twice else {}
+
+    def _sum(self, shard: int, again: bool) -> int:
+        found = self._sums.get((shard, again), 0)
+        if isinstance(found, Tensor):
+            found = xxhash.xxh3_64_intdigest(repr(found.tolist()).encode())
+            self._sums[shard, again] = found
+        return found
+
+    def compare(
+        self, owned: Sequence[frozenset[int]], records: Sequence[ShardRecord], seconds: Sequence[Seconds]
+    ) -> frozenset[int]:
+        """The shards of which this rank's part came out in two ways."""
+        if not any(seconds):
+            return frozenset()
+        target = self._session.stepper.target
+        assert target is not None
+        owners = {shard: rank for rank, shards in enumerate(owned) for shard in shards}
+        sums = {record.shard: record.checksum for record in records}
+        doubtful = set()
+        for rank, opinions in enumerate(seconds):
+            for shard, opinion in opinions.items():
+                said = self._said.setdefault(shard, [])
+                said += [(target.members[owners[shard]], sums[shard]), (target.members[rank], opinion)]
+                if sums[shard] != opinion:
+                    doubtful.add(shard)
+        return frozenset(doubtful)
+
+    def dispute(self, shards: frozenset[int]) -> None:
+        """``shards`` came out in two ways at a rank of the group. They are computed again. Raises CorruptionError if it
+        is known that it is this group which computes wrongly, and goes on doing so."""
+        self._disputed |= shards
+        for shard in shards:
+            self._sums.pop((shard, False), None)
+            self._sums.pop((shard, True), None)
+        stepper = self._session.stepper
+        if self._any_rank(any(self._stubborn(shard) for shard in shards)):
+            raise CorruptionError(
+                f"{self._session.settings.where}, step {stepper.step}: shards {sorted(shards)} come out otherwise here "
+                "than on all other groups that computed them, again and again; the device computes wrongly"
+            )
+        stepper.dispute(shards)
+
+    def _stubborn(self, shard: int) -> bool:
+        """Whether this member computed the shard more than once, and others agree on something else."""
+        said = self._said.get(shard, [])
+        own = [value for member, value in said if member == self._session.member]
+        newest = dict(said)
+        members, values = list(newest), list(newest.values())
+        odd = odd_ones(values)
+        return len(own) > 1 and odd is not None and any(members[i] == self._session.member for i in odd)
+
+    def settle(self) -> None:
+        """All that was compared has come out alike: if it had not before, who was wrong says so."""
+        if not self._disputed:
+            return
+        wrong = {
+            shard
+            for shard in self._disputed
+            if (said := self._said.get(shard))
+            and any(member == self._session.member and value != said[-1][1] for member, value in said)
+        }
+        told = [json.loads(each) for each in self._session.gather(json.dumps(sorted(wrong)).encode())]
+        where = [f"rank {rank}: shards {shards}" for rank, shards in enumerate(told) if shards]
+        if where and self._session.world.rank == 0:
+            text = f"its gradients were not what others computed, nor what it did the next time ({'; '.join(where)})"
+            member, step = self._session.member, self._session.stepper.step
+            self._session.tell(Corrupted(member, step, text))
+        self._disputed.clear()
+
+    def _any_rank(self, mine: bool) -> bool:
+        return any(each == b"1" for each in self._session.gather(b"1" if mine else b"0"))

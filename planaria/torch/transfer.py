@@ -1,0 +1,60 @@
+"""The state of a group, on its way to members that heal: taken where it is, and put in place where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from planaria.core.messages import Corrupted, Phase
+from planaria.core.stepper import Heal
+from planaria.exchange import healing
+from planaria.exchange.communicator import Communicator
+from planaria.torch.session import Session
+from planaria.torch.state import ProtectedState, tensor_specs
+
+
+class Transfer:
+    """One per rank."""
+
+    def __init__(self, session: Session, state: ProtectedState) -> None:
+        self.inside = False  # user code is in the loop's body
+        self.healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
+        self.phase = Phase.HEALING if state.registered is None else Phase.LOADING  # while state is taken or put
+        self._session = session
+        self._state = state
+        self.taken = 0  # states, from peers
+
+    def __call__(self, order: Heal, communicator: Communicator) -> Callable[[], None]:
+        """Give the state to members that need it, or take it; returns what puts it in place."""
+        registered, sources = self._state.registered is not None, order.sources
+        if registered:  # what a script's own functions make of equal states need not be equal byte for byte
+            sources = sources[:1]
+        if not order.receive:
+            if communicator.rank not in sources:
+                return lambda: None
+            with self._session.during(self.phase):
+                manifest, tensors = self._state.capture(marked=self.inside)
+            healing.serve(communicator, tensors, manifest, sources, order.healers)
+            return lambda: None
+        self._say_why(order, communicator.rank)
+        pending = healing.receive(communicator, sources, order.healers)
+        healed = pending.wait(lambda: self._session.stopped_waiting(order.quorum))
+        raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
+        tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
+
+        def put() -> None:
+            if not (self.inside and registered):  # not beneath code of the script that will not go on anyway
+                with self._session.during(self.phase):
+                    self._state.restore(healed.manifest, tensors)
+            if self.inside:
+                self.healed = (healed.manifest, tensors)
+            self.taken += 1
+
+        return put
+
+    def _say_why(self, order: Heal, rank: int) -> None:
+        session = self._session
+        if (what := session.checks.found.pop(rank, "")) and session.world.rank == 0:
+            text = f"its state is not that of the others ({what})"
+            session.tell(Corrupted(session.member, order.step, text))

@@ -1,0 +1,106 @@
+"""Flipped bits, in real processes: seen before the step that they spoilt is committed, and the bits of a quiet run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from planaria.core.bitflips import DONE, GRADIENT, MOMENT, ORDER, PARAMETER, VARIABLE
+from tests.e2e.harness import Run
+from tests.e2e.layouts import start
+
+pytestmark = pytest.mark.e2e
+SLOW = ("--steps", "80", "--pause", "0.01")
+
+
+@pytest.fixture(autouse=True)
+def _takes_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(VARIABLE, "1")
+    yield
+
+
+def flip(run: Run, group: int, target: str, number: int, rank: int = 0) -> None:
+    """Have it done, and wait for that."""
+    life = run.life(group)
+    directory = life.directory / f"rank{rank}" if rank else life.directory
+    (directory / "draft").write_text(f"{target} {number}")
+    (directory / "draft").rename(directory / ORDER)
+    done = directory / DONE
+    run.until(lambda: done.exists() and f'"number": {number}' in done.read_text(), f"a flip in group {group}")
+
+
+def named(run: Run, group: int, count: int) -> str:
+    """The newest of ``count`` events about what was wrong in the group."""
+
+    def met() -> list[str]:
+        texts = [event["text"] for event in run.events("corrupt") if event["group"] == group]
+        return texts if len(texts) >= count else []
+
+    found: list[str] = run.until(met, f"{count} findings about group {group}")
+    return found[-1]
+
+
+def test_three_groups_find_who_is_wrong_and_heal_it(tmp_path: Path, quiet: Callable[..., str]) -> None:
+    options = ("--check-state", "1000", "--recheck", "1")  # not due in between: moments show in the parameters
+    with Run(tmp_path / "run", *SLOW, options=options) as run:
+        run.step(5)
+        pids = {group: run.life(group).processes[0].pid for group in range(3)}
+        flip(run, 1, PARAMETER, 5)
+        assert "state is not that of the others (model." in named(run, 1, 1)
+        flip(run, 2, MOMENT, 6)
+        assert "state is not that of the others" in named(run, 2, 1)
+        flip(run, 0, GRADIENT, 7)
+        assert "gradients were not what others computed" in named(run, 0, 1)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {quiet(*SLOW)}, run.log()
+        assert len(run.events("corrupt")) == 3
+        assert {group: run.life(group).processes[0].pid for group in range(3)} == pids  # nobody was started again
+
+
+def test_the_rank_of_a_group_is_named(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", groups=3, more=("--check-state", "1", "--recheck", "1")) as run:
+        run.step(3)
+        flip(run, 1, PARAMETER, 5, rank=1)
+        assert "(rank 1: " in named(run, 1, 1)
+        flip(run, 2, GRADIENT, 8, rank=1)
+        assert "(rank 1: shards" in named(run, 2, 1)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
+def test_two_groups_stop_with_the_evidence_or_go_back_to_a_checkpoint(
+    tmp_path: Path, quiet: Callable[..., str]
+) -> None:
+    with Run(tmp_path / "run", *SLOW, groups=2, options=("--check-state", "1")) as run:
+        run.step(5)
+        flip(run, 1, PARAMETER, 5)
+        assert run.end() == 1
+        assert "nobody can tell whose is right (" in run.log()
+        files = sorted(run.directory.glob("rg*/i0/corruption.json"))
+        assert len(files) == 2
+        facts = json.loads(files[0].read_text())
+        ((name, sums),) = facts["ranks"]["0"].items()
+        assert name.startswith("model.") and len(set(sums.values())) == 2
+    more = ("--check-state", "1", "--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "4")
+    with Run(tmp_path / "again", *SLOW, groups=2, options=more) as run:
+        run.until(lambda: run.events("saved"), "a checkpoint")
+        flip(run, 1, PARAMETER, 5)
+        assert run.end() == 0, run.log()
+        assert run.events("resume") and run.digests() == {quiet(*SLOW)}, run.log()
+
+
+def test_a_group_is_killed_when_another_has_a_flipped_bit(tmp_path: Path, quiet: Callable[..., str]) -> None:
+    with Run(tmp_path / "run", *SLOW, groups=4, options=("--check-state", "3", "--recheck", "0.5")) as run:
+        for group in (1, 2):
+            run.settled(4, beyond=run.watch.step + 2)
+            life = run.life(group)
+            (life.directory / "draft").write_text(f"{PARAMETER} {group}")
+            (life.directory / "draft").rename(life.directory / ORDER)
+            run.signal((group + 1) % 4, signal.SIGKILL)
+            named(run, group, 1)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {quiet(*SLOW)}, run.log()
