@@ -52,7 +52,7 @@ from planaria.core.messages import (
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.core.told import Told
-from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Felt, Progress, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Felt, Nodes, Progress, Started, Warm
 from planaria.engines.launch import directory_of
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
@@ -74,8 +74,6 @@ class Assignment:
     first_group: int = 0
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
-    ranks_here: int = 1  # of those, on this node
-    standbys: int = 0  # processes that wait for a rank to be lost
     copies: bool = False  # ranks keep copies of each other's state
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
@@ -112,7 +110,7 @@ class Agent:
             self._admit,
             self._on_report,
             lambda reason: events.add("refused", reason),
-            range(assignment.ranks_here),
+            self.ranks_here,
             lambda member, order: self.engine.relay(member, order),
             lambda member: self.engine.look(member),
             lambda member: self.standbys.present(member),
@@ -223,7 +221,7 @@ class Agent:
         self._news.clear()
 
     async def _end_groups(self) -> None:
-        self.standbys.end()
+        self.standbys.end("the job is over here")
         until = time.monotonic() + _END_SECONDS
         for life in self.lives.alive():
             self._delete(life, signal.SIGTERM)
@@ -266,6 +264,10 @@ class Agent:
             case Progress():
                 if (life := self.lives.of(change.member)) is not None:
                     life.ranks[change.rank].told = change.sample
+            case Warm():
+                self.standbys.present(Member(STANDBYS, change.standby))
+            case Nodes():
+                self.beat_soon()  # an operator may want to speak of it
             case Felt():
                 if self.health is not None:
                     self.health.take(change.readings)
@@ -356,7 +358,8 @@ class Agent:
             self._beat_at = now + HEARTBEAT_SECONDS
             placed = {place: gpu for gpu, place in self.engine.placed().items()}
             spoken_of = (x for x in self.lives.alive() if not (x.fell or self.hosting.holds(x.member)))
-            self.link.tell(Heartbeat(tuple(life.pulse(placed) for life in spoken_of), self.standbys.warm))
+            pulses, nodes = tuple(life.pulse(placed) for life in spoken_of), tuple(self.engine.nodes().items())
+            self.link.tell(Heartbeat(pulses, self.standbys.warm_for(0), nodes))
         if self._outcome is not None:
             return
         if self._stopping:
@@ -453,9 +456,19 @@ class Agent:
         """From now on it is this agent's, and may run."""
         assignment = self.assignment
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
-        life = self.lives.begin(member, directories, now, assignment.ranks_here)
+        life = self.lives.begin(member, directories, now, self.ranks_away(member))
         life.founder, life.run = not self.others_hold_the_state(), self.orders.run
         return life
+
+    def ranks_here(self, member: Member) -> list[int]:
+        """Those that are on this node; of a standby the only one."""
+        if member.group == STANDBYS:
+            return [0]
+        return [rank for rank in range(self.assignment.ranks) if self.engine.node_of(member, rank) == 0]
+
+    def ranks_away(self, member: Member) -> list[int]:
+        """Those that are on other nodes."""
+        return [rank for rank in range(self.assignment.ranks) if self.engine.node_of(member, rank) != 0]
 
     def others_hold_the_state(self, than: Life | None = None) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -217,12 +217,12 @@ class Lives:
     times: JobTimes = field(default_factory=JobTimes)
     groups: dict[int, Life] = field(default_factory=dict)
 
-    def begin(self, member: Member, directories: list[Path], now: float, here: int | None = None) -> Life:
-        """``directories``: one for each rank. ``here``: how many of the ranks are on this node; None: all."""
+    def begin(self, member: Member, directories: list[Path], now: float, away: Collection[int] = ()) -> Life:
+        """``directories``: one for each rank. ``away``: the ranks that are on other nodes."""
         before = self.groups.get(member.group)
         ranks = [RankLife(rank, path, ProgressWatch(self.times)) for rank, path in enumerate(directories)]
-        for rank in ranks[here:] if here is not None else []:
-            rank.away = True
+        for rank in away:
+            ranks[rank].away = True
         life = Life(member, now, ranks)
         life.quick_failures = before.quick_failures if before is not None else 0
         self.groups[member.group] = life

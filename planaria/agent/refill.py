@@ -35,18 +35,19 @@ def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
     guarded = all(rank.guarded for rank in others)
-    if not agent.standbys.warm and agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
+    standby = agent.standbys.warm_for(lost.rank) > 0
+    if not standby and agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
         return False  # the new process would have the same GPU
     # A group of one is as soon started again.
     copied = bool(others) and not life.done and all(rank.copies for rank in others)
     held = copied or agent.others_hold_the_state(life)
-    return bool(others or agent.standbys.warm) and usable and alive and guarded and held
+    return bool(others or standby) and usable and alive and guarded and held
 
 
 def spared(agent: Agent, life: Life, lost: RankLife) -> bool:
     """Whether a standby is about to take the place of ``lost``, as far as is known in the moment of its end, and the
     others wait for that by the policy of the job."""
-    waits = agent.assignment.spec.policy is Policy.SPARE and agent.standbys.warm > 0
+    waits = agent.assignment.spec.policy is Policy.SPARE and agent.standbys.warm_for(lost.rank) > 0
     return waits and life.first_bad is None and not life.asked_to_end and can_refill(agent, life, lost)
 
 
@@ -59,14 +60,14 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     if not can_refill(agent, life, lost):
         return False
     newer = Member(life.member.group, life.member.incarnation + 1)
-    standby = agent.standbys.take(lost.rank)
+    standby = agent.standbys.take(lost.rank, lost.goes_to if life.moving is lost else None)
     port = agent.engine.regroup(life.member, newer, lost.rank, standby.number if standby is not None else None)
     if port is None:
         return False
     link(agent.assignment.directory, life.member, newer, [rank.rank for rank in others if not rank.away])
     _note_the_end(agent, life, lost, now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
-    successor = agent.lives.begin(newer, places, now, agent.assignment.ranks_here)
+    successor = agent.lives.begin(newer, places, now, agent.ranks_away(newer))
     successor.joins, successor.founder, successor.run = True, False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank
@@ -76,7 +77,8 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     if standby is not None:
         agent.standbys.taken(standby, newer, lost.rank)
         agent.started(Started(newer, standby.pid, lost.rank))
-        text = f"{standby.member} takes the place of rank {lost.rank} of group {newer.group}"
+        where = f", on node {standby.node}," * (standby.node != agent.engine.home_of(lost.rank))
+        text = f"{standby.member}{where} takes the place of rank {lost.rank} of group {newer.group}"
     if others:
         text += f" under its living rank{'s' * (len(others) > 1)} " + ", ".join(str(rank.rank) for rank in others)
     if life.moving is not lost:

@@ -65,6 +65,7 @@ class RunOptions:
     nnodes: int = 1
     node_rank: int = 0
     group_addr: str = DEFAULT_ADDRESS
+    spread: bool = False  # other nodes may help
     health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
     spare_wait: float | None = None  # seconds
@@ -78,7 +79,12 @@ class RunOptions:
     @property
     def master(self) -> str:
         """Where the nodes of a group reach node 0."""
-        return split_address(self.group_addr, "--group-addr")[0] if self.nnodes > 1 else "127.0.0.1"
+        return split_address(self.group_addr, "--group-addr")[0] if self.spread else "127.0.0.1"
+
+    @property
+    def helps(self) -> bool:
+        """Whether no group begins on this node."""
+        return self.node_rank >= self.nnodes
 
 
 def policy_named(name: str) -> Policy:
@@ -148,8 +154,13 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--nproc-per-group {options.nproc_per_group}: a group has between 1 and {MAX_RANK} processes")
     if not 1 <= options.nnodes <= MAX_RANK // options.nproc_per_group:
         raise UsageError(f"--nnodes {options.nnodes}: a group has at least one node, and at most {MAX_RANK} processes")
-    if not 0 <= options.node_rank < options.nnodes:
-        raise UsageError(f"--node-rank {options.node_rank}: must be between 0 and {options.nnodes - 1} (see --nnodes)")
+    if not 0 <= options.node_rank <= MAX_RANK:
+        raise UsageError(f"--node-rank {options.node_rank}: must be between 0 and {MAX_RANK}")
+    if options.helps and not options.standbys:
+        raise UsageError(
+            f"--node-rank {options.node_rank}: groups of --nnodes {options.nnodes} begin on nodes 0 to "
+            f"{options.nnodes - 1}; a node beyond them has standbys for them: say how many with --standbys"
+        )
     if shards is not None and shards < 1:
         raise UsageError(f"--shards {shards}: a step needs at least one shard")
     if shards is not None and groups > shards:
@@ -170,8 +181,6 @@ def _check_numbers(options: RunOptions) -> None:
         )
     if not 0 <= options.standbys <= MAX_RANK:
         raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
-    if options.standbys and options.nnodes > 1:
-        raise UsageError("--standbys: groups that are spread over several nodes cannot have standbys yet")
     if options.spare_wait is not None and options.policy is not Policy.SPARE:
         raise UsageError(f"--spare-wait {options.spare_wait:g}: only --policy spare waits for standbys")
     if options.spare_wait is not None and not 0 < options.spare_wait <= 3600:
@@ -205,7 +214,7 @@ def health_watch(options: RunOptions) -> HealthWatch | None:
 def _check_devices(options: RunOptions) -> None:
     if options.device not in (None, *DEVICES):
         raise UsageError(f"--device {options.device}: unknown; known devices: {', '.join(DEVICES)}")
-    groups, each = options.local_groups, options.nproc_per_group
+    groups, each = 0 if options.helps else options.local_groups, options.nproc_per_group
     found = len(gpus_of(options).ids)
     if found >= groups * each + options.standbys or (found == 0 and options.device != "cuda"):
         return

@@ -147,8 +147,6 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         options.log_dir,
         options.first_group,
         ranks=options.ranks,
-        ranks_here=options.nproc_per_group,
-        standbys=options.standbys,
         copies=options.buddy is not None,
         name=name,
         following=following,
@@ -180,6 +178,7 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         buddy=options.buddy,
         nnodes=options.nnodes,
         node=options.node_rank,
+        spread=options.spread,
         master=options.master,
     )
 
@@ -193,7 +192,7 @@ def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:
     launch = launch_of(options, options.job, options.host or options.master, path)
     engine = LocalEngine(launch, gpus_of(options), options.standbys)
     engine.warm_up()  # beside the start of the lighthouse
-    if options.nnodes == 1:
+    if not options.spread:
         return engine
     return SpreadEngine(engine, launch, terms_of(options), events.add)
 
@@ -239,8 +238,8 @@ def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
     member = Member(event.group, int(facts["incarnation"]))
     if event.kind == "start":
         rank = int(facts["rank"])
-        if rank // options.nproc_per_group != options.node_rank:
-            return  # it is shown there
+        if not directory_of(options.log_dir, member, rank).exists():
+            return  # it is shown on its own node
         directory = directory_of(options.log_dir, member, rank)
         for name, out in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
             pump.follow(f"rg{member.group}:rank{rank}", _file(directory / name), out)

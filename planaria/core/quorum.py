@@ -89,7 +89,7 @@ class Lighthouse(Spares):
                     self._begun_again(agent, group)
                 self._tell_again(agent)
             case Heartbeat():
-                view.warm = report.warm
+                view.warm, view.nodes = report.warm, dict(report.nodes)
                 for pulse in report.pulses:
                     self.seen.pulse(agent, pulse)
             case Ready():
