@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.agent.borrowing import Borrowing, Lender
 from planaria.agent.closing import Closing
 from planaria.agent.copies import CopiesWatch
 from planaria.agent.ends import Ends
@@ -74,6 +75,7 @@ class Assignment:
     first_group: int = 0
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
+    lender: Lender | None = None  # what can be asked for other nodes
     copies: bool = False  # ranks keep copies of each other's state
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
@@ -110,7 +112,7 @@ class Agent:
             self._admit,
             self._on_report,
             lambda reason: events.add("refused", reason),
-            self.ranks_here,
+            self.lives.ranks_here,
             lambda member, order: self.engine.relay(member, order),
             lambda member: self.engine.look(member),
             lambda member: self.standbys.present(member),
@@ -121,6 +123,7 @@ class Agent:
         self.health = Health(self, assignment.health) if assignment.health is not None else None
         self.standbys = Standbys(self)
         self.moves = Moves(self)
+        self.borrowing = Borrowing(self, assignment.lender)
         self.closing = Closing(self)
         self.hosting = Hosting(self)
         self.copies = CopiesWatch(self)
@@ -162,6 +165,7 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
+            await self.borrowing.close()
         step = max((life.step for life in self.lives.groups.values()), default=0)
         return Outcome(code, reason, tuple(self.failures), len(self.replacements), step)
 
@@ -367,6 +371,7 @@ class Agent:
         else:
             self._act(now)
             self.moves.tick()
+            self.borrowing.tick(now)
             self.copies.tick()
             self.standbys.tick(now)
 
@@ -456,19 +461,9 @@ class Agent:
         """From now on it is this agent's, and may run."""
         assignment = self.assignment
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
-        life = self.lives.begin(member, directories, now, self.ranks_away(member))
+        life = self.lives.begin(member, directories, now, self.engine.node_of)
         life.founder, life.run = not self.others_hold_the_state(), self.orders.run
         return life
-
-    def ranks_here(self, member: Member) -> list[int]:
-        """Those that are on this node; of a standby the only one."""
-        if member.group == STANDBYS:
-            return [0]
-        return [rank for rank in range(self.assignment.ranks) if self.engine.node_of(member, rank) == 0]
-
-    def ranks_away(self, member: Member) -> list[int]:
-        """Those that are on other nodes."""
-        return [rank for rank in range(self.assignment.ranks) if self.engine.node_of(member, rank) != 0]
 
     def others_hold_the_state(self, than: Life | None = None) -> bool:
         """As far as is known here. If it is wrong, a checkpoint is read for nothing, or the lighthouse will say so."""
@@ -487,7 +482,8 @@ class Agent:
         life.speaker.read()  # the newest look may be older than its first step
         # One that is in no quorum, or not even connected, has nothing to finish; nor has one whose living ranks still
         # wait for a new one, and show the quorum in which they were before.
-        if life.quorum == NO_QUORUM or not life.ready or not self.hub.send(life.member, Stop("")):
+        waits = life.first_bad is not None  # for a node that was asked for
+        if waits or life.quorum == NO_QUORUM or not life.ready or not self.hub.send(life.member, Stop("")):
             self._delete(life, signal.SIGTERM)
             # One that was stopped could not hear it, and others may wait for it (policy spare).
             self._delete(life, signal.SIGCONT)

@@ -27,21 +27,34 @@ _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 
 def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
-    """Whether the group can do without ``lost`` and take in another process: if its other ranks live and outlive this
-    (see Step.guard), and another group has the state, or they have copies of it. A group that was lost before it took
-    part in a step is not worth it, and bad input ends more than a rank."""
+    """Whether the group can do without ``lost`` and take in another process."""
+    return outlives(agent, life, lost) and has_place(agent, life, lost)
+
+
+def outlives(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether the group can do without ``lost``: if its other ranks live and outlive this (see Step.guard), and another
+    group has the state, or they have copies of it. A group that was lost before it took part in a step is not worth it,
+    and bad input ends more than a rank."""
     others = [rank for rank in life.ranks if rank is not lost]
     usable = life.state is GroupState.RUNNING and life.settled and not agent.ending
     usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
     guarded = all(rank.guarded for rank in others)
-    standby = agent.standbys.warm_for(lost.rank) > 0
-    if not standby and agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
-        return False  # the new process would have the same GPU
-    # A group of one is as soon started again.
     copied = bool(others) and not life.done and all(rank.copies for rank in others)
     held = copied or agent.others_hold_the_state(life)
-    return bool(others or standby) and usable and alive and guarded and held
+    return usable and alive and guarded and held
+
+
+def has_place(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether there is a standby for the place of ``lost``, or a new process could start in it."""
+    if agent.standbys.warm_for(lost.rank):
+        return True
+    home = agent.engine.home_of(lost.rank)
+    if home not in (0, *agent.engine.nodes()):
+        return False
+    if agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
+        return False  # the new process would have the same GPU
+    return len(life.ranks) > 1  # a group of one is as soon started again
 
 
 def spared(agent: Agent, life: Life, lost: RankLife) -> bool:
@@ -67,7 +80,7 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     link(agent.assignment.directory, life.member, newer, [rank.rank for rank in others if not rank.away])
     _note_the_end(agent, life, lost, now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
-    successor = agent.lives.begin(newer, places, now, agent.ranks_away(newer))
+    successor = agent.lives.begin(newer, places, now, agent.engine.node_of)
     successor.joins, successor.founder, successor.run = True, False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank

@@ -73,7 +73,7 @@ class Standbys:
             or not all(x.settled for x in lives)
         ):
             return
-        wanted = dict(agent.engine.standbys())
+        wanted = {node: n for node, n in agent.engine.standbys().items() if node not in agent.borrowing.returned}
         for rank, node in agent.moves.waiting():
             if not any(count and (rank != 0 or at == 0) and node in (None, at) for at, count in wanted.items()):
                 wanted[node or 0] = 1
@@ -151,8 +151,8 @@ class Standbys:
         agent.wake()
         if standby is None or agent.ending:
             return
-        if standby.ended_for:
-            agent.events.add("standby", f"{standby.member} has ended: {standby.ended_for}")
+        if standby.ended_for or (change.returncode is None and change.remains is None and standby.node):
+            agent.events.add("standby", f"{standby.member} has ended: {standby.ended_for or change.cause}")
             return
         directory = directory_of(agent.assignment.directory, change.member)
         error, log = (change.remains.error, change.remains.log) if change.remains else ({}, directory / "stderr.log")

@@ -6,6 +6,7 @@ import importlib.machinery
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import sys
@@ -69,6 +70,7 @@ class RunOptions:
     health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
     spare_wait: float | None = None  # seconds
+    borrow: tuple[str, ...] = ()  # the site's command that is asked for nodes
     buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
 
     @property
@@ -93,6 +95,17 @@ def policy_named(name: str) -> Policy:
     except ValueError:
         known = ", ".join(policy.value for policy in Policy)
         raise UsageError(f"--policy {name}: unknown policy; known policies: {known}") from None
+
+
+def words_of(command: str | None, option: str) -> tuple[str, ...]:
+    """As a shell splits them. UsageError if it cannot, or there is no such program."""
+    try:
+        words = tuple(shlex.split(command or ""))
+    except ValueError as error:
+        raise UsageError(f"{option} {command!r}: {error}") from None
+    if command is not None and (not words or shutil.which(words[0]) is None):
+        raise UsageError(f"{option} {command!r}: there is no such program")
+    return words
 
 
 def health_table(given: str | None, dry_run: bool) -> HealthTable | None:
@@ -185,6 +198,12 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--spare-wait {options.spare_wait:g}: only --policy spare waits for standbys")
     if options.spare_wait is not None and not 0 < options.spare_wait <= 3600:
         raise UsageError(f"--spare-wait {options.spare_wait:g}: must be more than 0 and at most 3600 seconds")
+    if options.borrow and options.policy is not Policy.SPARE:
+        raise UsageError("--borrow: only --policy spare waits for nodes that are borrowed")
+    if options.borrow and not options.spread:
+        raise UsageError("--borrow: give the --group-addr at which a borrowed node finds this one")
+    if options.borrow and options.ranks == 1:
+        raise UsageError("--borrow: a borrowed node takes single ranks, and groups of one rank end with theirs")
     if options.buddy is not None and options.buddy < 1:
         raise UsageError(f"--buddy {options.buddy}: copies can be made every step or less often, so at least 1")
     if options.buddy is not None and options.ranks == 1:

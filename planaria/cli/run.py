@@ -70,6 +70,10 @@ def run(
         float | None,
         _option("--spare-wait", help="With --policy spare: seconds that others wait for a standby; default: 10."),
     ] = None,
+    borrow: Annotated[
+        str | None,
+        _option("--borrow", help="With --policy spare: command that is asked for a node when no standby is left."),
+    ] = None,
     reduction: Annotated[
         str, _option("--reduction", help="tree (bit-exact), fast, int8 or fp8 (for slow links).")
     ] = "tree",
@@ -187,6 +191,7 @@ def run(
         health=opts.health_table(health, health_dry_run),
         standbys=standbys,
         spare_wait=spare_wait,
+        borrow=opts.words_of(borrow, "--borrow"),
         buddy=buddy,
     )
     opts.check(options)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from planaria.agent.agent import Agent, Assignment, Outcome
+from planaria.agent.borrowing import Lender
 from planaria.agent.events import EventLog
 from planaria.agent.lighthouse import LighthouseChild
 from planaria.agent.logs import LogPump
@@ -31,6 +32,7 @@ from planaria.engines.spread import SpreadEngine, Terms
 # Of all that an agent records, what a person at the terminal wants to know at once.
 SHOWN = frozenset(
     {
+        "borrow",
         "exit",
         "health",
         "kill",
@@ -148,6 +150,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         options.first_group,
         ranks=options.ranks,
         copies=options.buddy is not None,
+        lender=Lender(options.borrow, options.group_addr, options.nnodes) if options.borrow else None,
         name=name,
         following=following,
         health=health_watch(options),

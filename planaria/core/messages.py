@@ -378,9 +378,10 @@ class Close:
 @dataclass(frozen=True, slots=True)
 class Stay:
     """From an agent to the ranks of a group, of which ``rank`` moves: when the group is left out of the quorum, the
-    others wait for a ``Regroup`` instead of ending."""
+    others wait for a ``Regroup`` instead of ending. ``lost``: it does not move, it is lost, and they wait likewise."""
 
     rank: int
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class SpreadEngine:
         self._note = note
         self._tell: Callable[[Change], None] = lambda change: None
         self._nodes: dict[int, _Node] = {}
-        self._places: dict[int, dict[int, int]] = {}  # by group: the node of each rank of its newest life
+        self._places: dict[Member, dict[int, int]] = {}  # the node of each rank, of the newest life of every group
         self._waiting: dict[
             Member, bool
         ] = {}  # by whether they are founders: created, and not started yet because a node is missing
@@ -127,7 +127,7 @@ class SpreadEngine:
 
     def regroup(self, member: Member, newer: Member, rank: int, standby: int | None = None) -> int | None:
         at = self.home_of(rank) if standby is None else self._node_with(standby)
-        places = self._places.get(member.group)
+        places = self._places.get(member)
         if places is None or at not in (0, *self._nodes):
             return None
         kept = {each: number for each, number in places.items() if each != rank}
@@ -137,7 +137,7 @@ class SpreadEngine:
         port = self._local.regroup(member, newer, rank, standby, kept=ours, here=at == 0)
         if port is None:
             return None
-        self._places[newer.group] = {**kept, rank: at}
+        self._place(newer, {**kept, rank: at})
         for number, node in self._nodes.items():
             here = [each for each, place in kept.items() if place == number]
             for each in here:
@@ -169,7 +169,7 @@ class SpreadEngine:
         return {number: node.name for number, node in self._nodes.items()}
 
     def node_of(self, member: Member, rank: int) -> int:
-        return self._places.get(member.group, {}).get(rank, self.home_of(rank))
+        return self._places.get(member, {}).get(rank, self.home_of(rank))
 
     def home_of(self, rank: int) -> int:
         return rank // self._terms.nproc
@@ -283,17 +283,20 @@ class SpreadEngine:
         for member, founder in waiting.items():
             self._local.create(member.group, member.incarnation, founder)
             port = self._local.port_of(member)
-            self._places[member.group] = {rank: self.home_of(rank) for rank in range(self._launch.world)}
+            places = {rank: self.home_of(rank) for rank in range(self._launch.world)}
+            self._place(member, places)
             for node in self._nodes.values():
                 if node.number >= self._terms.nnodes:
                     continue
-                node.alive |= {
-                    (member, rank): 0 for rank, at in self._places[member.group].items() if at == node.number
-                }
+                node.alive |= {(member, rank): 0 for rank, at in places.items() if at == node.number}
                 node.stream.send({"create": [member.group, member.incarnation], "founder": founder, "port": port})
 
     def _missing(self) -> Sequence[int]:
         return [number for number in range(1, self._terms.nnodes) if number not in self._nodes]
+
+    def _place(self, member: Member, places: dict[int, int]) -> None:
+        self._places = {other: theirs for other, theirs in self._places.items() if other.group != member.group}
+        self._places[member] = places
 
     def _lives(self, number: int, member: Member, rank: int) -> bool:
         node = self._nodes.get(number)

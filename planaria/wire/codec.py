@@ -398,8 +398,8 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(host=pb.Host(member=encode_member(member), joins=joins, off=off))
         case Close(device, opens):
             return pb.Order(close=pb.Close(device=name(device, "a device", empty=True), opens=opens))
-        case Stay(rank):
-            return pb.Order(stay=pb.Stay(rank=checks.rank(rank)))
+        case Stay(rank, lost):
+            return pb.Order(stay=pb.Stay(rank=checks.rank(rank), lost=lost))
         case Regroup(member, port):
             return pb.Order(regroup=pb.Regroup(member=encode_member(member), port=_port(port)))
         case Cast(member, rank, environ):
@@ -441,7 +441,7 @@ def _order_in(message: pb.Order) -> Order:
         case "close":
             return Close(name(message.close.device, "a device", empty=True), message.close.opens)
         case "stay":
-            return Stay(checks.rank(message.stay.rank))
+            return Stay(checks.rank(message.stay.rank), message.stay.lost)
         case "regroup":
             return Regroup(decode_member(message.regroup.member), _port(message.regroup.port))
         case "cast":

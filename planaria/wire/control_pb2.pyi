@@ -441,10 +441,12 @@ class Close(_message.Message):
     def __init__(self, device: _Optional[str] = ..., opens: bool = ...) -> None: ...
 
 class Stay(_message.Message):
-    __slots__ = ("rank",)
+    __slots__ = ("rank", "lost")
     RANK_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     rank: int
-    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+    lost: bool
+    def __init__(self, rank: _Optional[int] = ..., lost: bool = ...) -> None: ...
 
 class Regroup(_message.Message):
     __slots__ = ("member", "port")

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from tests.e2e.harness import Run
 from tests.e2e.layouts import SCRIPT
+from tests.e2e.test_checkpoints_e2e import lighthouse
 
 pytestmark = pytest.mark.e2e
 WORDS = ("fsdp", "--guard", "--pause", "0.01")
@@ -41,15 +44,20 @@ def warm(run: Run, count: int, at: int) -> int:
     return int(run.until(lambda: len(found()) >= count and found(), f"{count} warm standbys on node {at}")[-1])
 
 
-def pids(run: Run, group: int, incarnation: int) -> dict[int, int]:
+def pids(run: Run, group: int, incarnation: int, groups: int = 2) -> dict[int, int]:
     """Of both ranks, as the agent knows them, once the incarnation is at work."""
     run.incarnation(group, incarnation)
-    run.settled(2, beyond=run.watch.step)
+    run.settled(groups, beyond=run.watch.step)
     found: dict[int, int] = {}
     for facts in (event["data"] for event in run.events("start") if event["group"] == group):
         if facts["incarnation"] <= incarnation:
             found[facts["rank"]] = facts["pid"]
     return found
+
+
+def kill(run: Run) -> None:
+    """A node, with all that runs there."""
+    os.kill(int(json.loads((run.directory / "node1" / "run.json").read_text())["pid"]), signal.SIGKILL)
 
 
 def failures(run: Run) -> list[dict[str, object]]:
@@ -82,7 +90,7 @@ def test_ranks_go_to_a_node_that_has_standbys_and_come_back(
         before, standby = pids(run, 0, 0), warm(run, 2, at=1)
         os.kill(before[1], signal.SIGKILL)
         assert pids(run, 0, 1) == {**before, 1: standby}, run.log()
-        far.kill()  # the whole node: a new process starts where the group began
+        kill(far)  # the whole node: a new process starts where the group began
         after = pids(run, 0, 2)
         assert after[0] == before[0] and after[1] not in (before[1], standby), run.log()
         assert run.end() == 0, run.log()
@@ -90,7 +98,55 @@ def test_ranks_go_to_a_node_that_has_standbys_and_come_back(
         assert [failure["rank"] for failure in failures(run)] == [1, 1]
 
 
-def test_a_node_of_a_group_is_lost(tmp_path: Path, unhurt: Callable[[str], str], address: str) -> None:
-    """Group 0 is elsewhere. Group 1 has a rank on each node, and a standby on node 0."""
-    with node(tmp_path / "other", address, 0, "--nproc-per-group", "2") as other:
-        other.until(lambda: (other.directory / "run.json").exists(), "the lighthouse")
+# The site's command: it starts a node in the background, as one that frees a machine would over there.
+BORROW = """
+case "$1" in
+ask) cd {cwd} && exec setsid {planaria} --node-rank "$PLANARIA_BORROW_NODE" --standbys 1 {words} & ;;
+return) echo "$PLANARIA_BORROW_NODE" >> {returned} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("borrows", [False, True])
+def test_a_node_of_a_group_is_lost(tmp_path: Path, unhurt: Callable[[str], str], address: str, borrows: bool) -> None:
+    """Group 0 is elsewhere. Group 1 has a rank on each of two nodes, and a standby on node 0, or one that is asked
+    for when it is needed."""
+    with lighthouse(tmp_path) as meeting:
+        common = ("--lighthouse", meeting, "--job", "shared", "--local-groups", "1", "--device", "cpu")
+        both = (*common, "--first-group", "1", "--nnodes", "2", "--group-addr", address)
+        spare = ("--policy", "spare", "--spare-wait", "80")
+        if borrows:
+            common, both = (*common, *spare), (*both, *spare)
+            words = ["--groups", "2", "--log-dir", str(tmp_path / "lent"), *both, str(SCRIPT), *WORDS]
+            planaria = shlex.join([sys.executable, "-m", "planaria", "run"])
+            words += ["--hold", str(tmp_path / "run" / "release")]
+            (tmp_path / "borrow.sh").write_text(
+                BORROW.format(
+                    cwd=shlex.quote(os.getcwd()),
+                    planaria=planaria,
+                    words=shlex.join(words),
+                    returned=shlex.quote(str(tmp_path / "returned")),
+                )
+            )
+        more = ("--borrow", f"sh {tmp_path / 'borrow.sh'}") if borrows else ("--standbys", "1")
+        apart = ("--nproc-per-group", "2", *common)
+        with (
+            Run(tmp_path / "other", *WORDS, groups=2, options=apart, script=SCRIPT) as other,
+            Run(tmp_path / "run", *WORDS, groups=2, options=(*both, *more), script=SCRIPT) as run,
+            Run(tmp_path / "far", *WORDS, groups=2, options=(*both, "--node-rank", "1"), script=SCRIPT) as far,
+        ):
+            other.settled(1)
+            before = pids(run, 1, 0, groups=1)
+            if not borrows:
+                warm(run, 1, at=0)
+            kill(far)
+            after = pids(run, 1, 1, groups=1)
+            assert after == {**before, 1: warm(run, 1, at=2 if borrows else 0)}, run.log()
+            other.settled(1, beyond=run.watch.step)
+            (other.directory / "release").touch()
+            assert (run.end(), other.end()) == (0, 0), run.log()
+            assert run.digests() == other.digests() == {unhurt("fsdp")}, run.log()
+    if borrows:
+        assert (tmp_path / "returned").read_text() == "2\n", run.log()
+        # The others waited, and made up for nothing.
+        assert not [event for event in other.events("quorum") if "groups 0 (" in event["text"]], other.log()
