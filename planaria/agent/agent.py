@@ -29,7 +29,7 @@ from planaria.agent.moves import Moves
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
-from planaria.agent.refill import can_refill
+from planaria.agent.refill import goes_back, hung
 from planaria.agent.standbys import Standbys
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
@@ -427,9 +427,7 @@ class Agent:
 
     def _kill(self, life: Life, reason: str) -> None:
         """All of it; or, if it is one rank that hangs and the others can go on without it, that one."""
-        one = life.suspect if life.suspected_since is not None and life.certain and not self.lives.complete else None
-        if one is not None and can_refill(self, life, one):
-            life.hung = one
+        life.hung = hung(self, life)
         life.being_killed = reason + (f" ({life.suspicion})" if life.suspicion else "")
         who = f"{life.member}, rank {life.hung.rank}," if life.hung is not None else str(life.member)
         self.events.add("kill", f"{who} is killed: {life.being_killed}", life.member.group)
@@ -442,7 +440,7 @@ class Agent:
         # Groups below the first one belong to other agents: for the plan their numbers are taken.
         below = [group for group in range(self.assignment.first_group) if group not in self.lives.groups]
         others = [ObservedGroup(group, 0, GroupState.DRAINED) for group in below]
-        ours = [life.observed() for life in self.lives.groups.values()]
+        ours = [replace(x.observed(), outlives=goes_back(self, x)) for x in self.lives.groups.values()]
         return Observed((*others, *ours), self.committed, tuple(self.replacements))
 
     def _patience(self) -> float:

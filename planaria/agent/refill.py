@@ -40,8 +40,7 @@ def outlives(agent: Agent, life: Life, lost: RankLife) -> bool:
     usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
     guarded = all(rank.guarded for rank in others)
-    copied = bool(others) and not life.done and all(rank.copies for rank in others)
-    held = copied or agent.others_hold_the_state(life)
+    held = _copied(life, lost) or agent.others_hold_the_state(life)
     return usable and alive and guarded and held
 
 
@@ -55,6 +54,24 @@ def has_place(agent: Agent, life: Life, lost: RankLife) -> bool:
     if agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
         return False  # the new process would have the same GPU
     return len(life.ranks) > 1  # a group of one is as soon started again
+
+
+def _copied(life: Life, lost: RankLife) -> bool:
+    """Whether the other ranks have copies of the state, the lost part included."""
+    others = [rank for rank in life.ranks if rank is not lost]
+    return bool(others) and not life.done and all(rank.copies for rank in others)
+
+
+def hung(agent: Agent, life: Life) -> RankLife | None:
+    """The one rank of the group that seems to hang, if the others can go on without it."""
+    one = life.suspect if life.suspected_since is not None and life.certain and not agent.lives.complete else None
+    return one if one is not None and can_refill(agent, life, one) else None
+
+
+def goes_back(agent: Agent, life: Life) -> bool:
+    """Whether it is one rank that hangs, and the group has copies of what would be lost with it."""
+    one = hung(agent, life)
+    return one is not None and _copied(life, one)
 
 
 def spared(agent: Agent, life: Life, lost: RankLife) -> bool:

@@ -34,9 +34,10 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         def make_engine(path: Path) -> LocalEngine:
-            return LocalEngine(Launch("job", 2, "script", (), directory, path, nproc=2, environ=plain_environ()))
+            launch = Launch("job", 2, "script", (), directory, path, nproc=2, environ=plain_environ())
+            return LocalEngine(launch, standbys=1)
 
-        assignment = Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2, ranks_here=2, standbys=1)
+        assignment = Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2)
         self.events = EventLog(directory / "events.jsonl")
         self.agent = Agent(assignment, make_engine, self.events)
         self.told: list[Report] = []
@@ -76,7 +77,7 @@ def test_one_after_the_other(bench: Bench) -> None:
     for rank in (1, 0, 1, 0):
         bench.asks(rank)
     assert life.moving is life.ranks[1] and bench.told == [Leaving(GROUP)]
-    assert bench.agent.moves.waiting == 2, "the standby is for one of them"
+    assert len(bench.agent.moves.waiting()) == 2, "the standby is for one of them"
     life.moving = None
     bench.agent.moves.tick()
     assert life.moving is life.ranks[0]
@@ -87,7 +88,7 @@ def test_a_move_is_put_off_while_the_group_is_left_out_for_another_reason(bench:
     bench.asks(1)
     bench.agent._on_report(Ready(GROUP, "a:1", (), "", 4, 9, QuorumId(1, 2)))
     bench.agent.moves.tick()
-    assert life.moving is None and bench.agent.moves.waiting == 1
+    assert life.moving is None and len(bench.agent.moves.waiting()) == 1
     life.adopted = life.settled = True  # it is back
     bench.agent.moves.tick()
     assert life.moving is life.ranks[1] and [type(each) for each in bench.told] == [Leaving, Ready, Leaving]
@@ -97,7 +98,7 @@ def test_a_group_that_leaves_for_good_moves_nothing(bench: Bench) -> None:
     life = bench.life(GROUP)
     bench.asks(1)
     bench.agent.orders.obey(Drain(GROUP))
-    assert life.moving is None and bench.agent.moves.waiting == 0
+    assert life.moving is None and len(bench.agent.moves.waiting()) == 0
 
 
 def test_who_has_been_replaced_need_not_move(bench: Bench) -> None:
@@ -107,13 +108,13 @@ def test_who_has_been_replaced_need_not_move(bench: Bench) -> None:
     life.ranks[1] = RankLife(1, bench.agent.assignment.directory, ProgressWatch())
     life.settled = True
     bench.agent.moves.tick()
-    assert bench.agent.moves.waiting == 0 and "need not move any more" in bench.words()[-1]
+    assert len(bench.agent.moves.waiting()) == 0 and "need not move any more" in bench.words()[-1]
 
 
 def test_without_a_guard_it_is_told_that_the_rank_stays(bench: Bench) -> None:
     bench.life(GROUP, guarded=False)
     bench.asks(1)
-    assert bench.agent.moves.waiting == 0 and "stays where it is" in bench.words()[-1]
+    assert len(bench.agent.moves.waiting()) == 0 and "stays where it is" in bench.words()[-1]
 
 
 def test_a_rank_of_the_only_group_stays_although_its_state_has_copies(bench: Bench) -> None:
