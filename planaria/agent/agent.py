@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.agent.borrowing import Borrowing, Lender
 from planaria.agent.closing import Closing
 from planaria.agent.copies import CopiesWatch
 from planaria.agent.ends import Ends
@@ -28,7 +29,7 @@ from planaria.agent.moves import Moves
 from planaria.agent.orders import Orders
 from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
-from planaria.agent.refill import can_refill
+from planaria.agent.refill import goes_back, hung
 from planaria.agent.standbys import Standbys
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
@@ -52,7 +53,7 @@ from planaria.core.messages import (
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
 from planaria.core.told import Told
-from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Felt, Progress, Started
+from planaria.engines.base import Broken, Change, Dying, Ended, Engine, Felt, Nodes, Progress, Started, Warm
 from planaria.engines.launch import directory_of
 
 # Forty looks in the shortest limit for silence (2 s), and a stopped process is seen within two of them.
@@ -74,8 +75,7 @@ class Assignment:
     first_group: int = 0
     host: str = field(default_factory=socket.gethostname)
     ranks: int = 1  # of every group
-    ranks_here: int = 1  # of those, on this node
-    standbys: int = 0  # processes that wait for a rank to be lost
+    lender: Lender | None = None  # what can be asked for other nodes
     copies: bool = False  # ranks keep copies of each other's state
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
@@ -112,7 +112,7 @@ class Agent:
             self._admit,
             self._on_report,
             lambda reason: events.add("refused", reason),
-            range(assignment.ranks_here),
+            self.lives.ranks_here,
             lambda member, order: self.engine.relay(member, order),
             lambda member: self.engine.look(member),
             lambda member: self.standbys.present(member),
@@ -123,6 +123,7 @@ class Agent:
         self.health = Health(self, assignment.health) if assignment.health is not None else None
         self.standbys = Standbys(self)
         self.moves = Moves(self)
+        self.borrowing = Borrowing(self, assignment.lender)
         self.closing = Closing(self)
         self.hosting = Hosting(self)
         self.copies = CopiesWatch(self)
@@ -164,6 +165,7 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
+            await self.borrowing.close()
         step = max((life.step for life in self.lives.groups.values()), default=0)
         return Outcome(code, reason, tuple(self.failures), len(self.replacements), step)
 
@@ -223,7 +225,7 @@ class Agent:
         self._news.clear()
 
     async def _end_groups(self) -> None:
-        self.standbys.end()
+        self.standbys.end("the job is over here")
         until = time.monotonic() + _END_SECONDS
         for life in self.lives.alive():
             self._delete(life, signal.SIGTERM)
@@ -266,6 +268,10 @@ class Agent:
             case Progress():
                 if (life := self.lives.of(change.member)) is not None:
                     life.ranks[change.rank].told = change.sample
+            case Warm():
+                self.standbys.present(Member(STANDBYS, change.standby))
+            case Nodes():
+                self.beat_soon()  # an operator may want to speak of it
             case Felt():
                 if self.health is not None:
                     self.health.take(change.readings)
@@ -356,7 +362,8 @@ class Agent:
             self._beat_at = now + HEARTBEAT_SECONDS
             placed = {place: gpu for gpu, place in self.engine.placed().items()}
             spoken_of = (x for x in self.lives.alive() if not (x.fell or self.hosting.holds(x.member)))
-            self.link.tell(Heartbeat(tuple(life.pulse(placed) for life in spoken_of), self.standbys.warm))
+            pulses, nodes = tuple(life.pulse(placed) for life in spoken_of), tuple(self.engine.nodes().items())
+            self.link.tell(Heartbeat(pulses, self.standbys.warm_for(0), nodes))
         if self._outcome is not None:
             return
         if self._stopping:
@@ -364,6 +371,7 @@ class Agent:
         else:
             self._act(now)
             self.moves.tick()
+            self.borrowing.tick(now)
             self.copies.tick()
             self.standbys.tick(now)
 
@@ -419,9 +427,7 @@ class Agent:
 
     def _kill(self, life: Life, reason: str) -> None:
         """All of it; or, if it is one rank that hangs and the others can go on without it, that one."""
-        one = life.suspect if life.suspected_since is not None and life.certain and not self.lives.complete else None
-        if one is not None and can_refill(self, life, one):
-            life.hung = one
+        life.hung = hung(self, life)
         life.being_killed = reason + (f" ({life.suspicion})" if life.suspicion else "")
         who = f"{life.member}, rank {life.hung.rank}," if life.hung is not None else str(life.member)
         self.events.add("kill", f"{who} is killed: {life.being_killed}", life.member.group)
@@ -434,7 +440,7 @@ class Agent:
         # Groups below the first one belong to other agents: for the plan their numbers are taken.
         below = [group for group in range(self.assignment.first_group) if group not in self.lives.groups]
         others = [ObservedGroup(group, 0, GroupState.DRAINED) for group in below]
-        ours = [life.observed() for life in self.lives.groups.values()]
+        ours = [replace(x.observed(), outlives=goes_back(self, x)) for x in self.lives.groups.values()]
         return Observed((*others, *ours), self.committed, tuple(self.replacements))
 
     def _patience(self) -> float:
@@ -453,7 +459,7 @@ class Agent:
         """From now on it is this agent's, and may run."""
         assignment = self.assignment
         directories = [directory_of(assignment.directory, member, rank) for rank in range(assignment.ranks)]
-        life = self.lives.begin(member, directories, now, assignment.ranks_here)
+        life = self.lives.begin(member, directories, now, self.engine.node_of)
         life.founder, life.run = not self.others_hold_the_state(), self.orders.run
         return life
 
@@ -474,7 +480,8 @@ class Agent:
         life.speaker.read()  # the newest look may be older than its first step
         # One that is in no quorum, or not even connected, has nothing to finish; nor has one whose living ranks still
         # wait for a new one, and show the quorum in which they were before.
-        if life.quorum == NO_QUORUM or not life.ready or not self.hub.send(life.member, Stop("")):
+        waits = life.first_bad is not None  # for a node that was asked for
+        if waits or life.quorum == NO_QUORUM or not life.ready or not self.hub.send(life.member, Stop("")):
             self._delete(life, signal.SIGTERM)
             # One that was stopped could not hear it, and others may wait for it (policy spare).
             self._delete(life, signal.SIGCONT)

@@ -57,7 +57,7 @@ class Closing:
 
     def _clear(self) -> None:
         """End what is in nobody's way: the lighthouse may not even know of it."""
-        self._agent.standbys.end()
+        self._agent.standbys.end("its node is drained")
         for life in self._agent.lives.alive():
             if not life.ready:
                 life.state, life.comes_back, life.moving = GroupState.DRAINING, True, None

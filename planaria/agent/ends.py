@@ -90,7 +90,9 @@ class Ends:
         if self._agent.hosting.holds(change.member):  # for the lighthouse its group is elsewhere
             return
         if life is not None:
-            life.spared = change.returncode != EXIT_BAD_INPUT and spared(self._agent, life, life.ranks[change.rank])
+            lost = life.ranks[change.rank]
+            asks = life.first_bad is None and self._agent.borrowing.would_wait(life, lost)
+            life.spared = change.returncode != EXIT_BAD_INPUT and (asks or spared(self._agent, life, lost))
         self._say(Died(change.member, words, life is not None and life.spared, life is not None and life.moved))
         if life is not None:
             life.fell_ns, life.fell_under = time.monotonic_ns(), life.quorum
@@ -119,9 +121,13 @@ class Ends:
         life.first_bad = life.first_bad or lost
         if life.asked_to_end:
             return  # each of them was told for itself
-        if life.first_bad is lost and refill(self._agent, life, lost):
+        if life.first_bad is lost and (refill(self._agent, life, lost) or self._agent.borrowing.wait(life, lost)):
             self._agent.wake()
             return
+        self.give_up(life)
+
+    def give_up(self, life: Life) -> None:
+        """No process takes the place of the rank that was lost, and the others would only wait for it."""
         if life.spared:  # others wait for it, and need not
             life.spared = False
             self._say(Died(life.member, "no standby takes its place after all"))

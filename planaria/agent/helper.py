@@ -22,7 +22,7 @@ from planaria.agent.refill import link
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.health import Reading
 from planaria.core.liveness import HEARTBEAT, ProgressWatch
-from planaria.core.messages import Member
+from planaria.core.messages import STANDBYS, Cast, Member
 from planaria.engines.base import Broken, Change, Dying, Ended, Progress, Started
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
@@ -56,8 +56,12 @@ class NodeHelper:
         make_engine: Callable[[str, str, Path], tuple[Launch, LocalEngine]],
         events: EventLog,
         health: HealthWatch | None = None,
+        standbys: int = 0,
+        gpus: bool = False,
     ) -> None:
+        """``standbys``: how many this node is to keep; ``gpus``: each of them needs one."""
         self.events = events
+        self._offer: Word = {"standbys": standbys, "gpus": gpus}
         self._health = health
         self._feeling: asyncio.Task[None] | None = None  # the health of this node
         self._number = number
@@ -68,13 +72,13 @@ class NodeHelper:
         self._serves = ""  # the run of node 0 for which the engine was made
         self._engine: LocalEngine | None = None
         self._ranks: dict[tuple[Member, int], RankLife] = {}
-        here = range(number * terms.nproc, (number + 1) * terms.nproc)
         self._hub = RankHub(
             self._admit,
             lambda report: None,
             lambda reason: events.add("refused", reason),
-            here,
+            lambda member: [rank for other, rank in self._ranks if other == member],
             on_hangup=self._look,
+            on_standby=lambda member: self._say({"warm": member.incarnation}),
         )
         self._stream: NodeStream | None = None
         self._gone = asyncio.Event()  # no rank is left
@@ -159,7 +163,7 @@ class NodeHelper:
                 self.events.add("node", f"node 0 cannot be reached at {address} yet ({why}); trying on")
 
     async def _serve(self, stream: NodeStream) -> None:
-        stream.send({"node": self._number, "name": self._name, "terms": asdict(self._terms)})
+        stream.send({"node": self._number, "name": self._name, "terms": asdict(self._terms), **self._offer})
         sampling = asyncio.get_running_loop().create_task(self._sample(stream))
         try:
             async for word in stream.words():
@@ -186,8 +190,12 @@ class NodeHelper:
                 "newer": int(newer),
                 "rank": int(rank),
                 "port": int(port),
+                "here": bool(here),
+                "standby": int() | None as standby,
             }:
-                self._regroup(Member(group, incarnation), Member(group, newer), rank, port)
+                self._regroup(Member(group, incarnation), Member(group, newer), rank, port, here, standby)
+            case {"prepare": int(number), "rank": int(rank)}:
+                self._prepare(number, rank)
             case {"order": str(order), "to": [int(group), int(incarnation)]}:
                 if self._admit(member := Member(group, incarnation)):
                     self._hub.send(member, order_from_bytes(bytes.fromhex(order)))
@@ -233,19 +241,36 @@ class NodeHelper:
         self._gone.clear()
         self._engine.create(member.group, member.incarnation, founder, port)
 
-    def _regroup(self, member: Member, newer: Member, rank: int, port: int) -> None:
-        """See Engine.regroup. Ranks that have ended here meanwhile are left out: node 0 hears of them."""
+    def _prepare(self, number: int, rank: int) -> None:
         assert self._engine is not None and self._launch is not None
-        kept = [each for each in self._launch.ranks if each != rank and (member, each) in self._ranks]
+        spare = Member(STANDBYS, number)
+        if not self._engine.prepare(number, rank):
+            word: Word = {"ended": [STANDBYS, number], "rank": 0, "code": None, "cause": "finds no free device"}
+            self._say({**word, "error": {}, "log": ""})
+            return
+        self._ranks[spare, 0] = RankLife(0, self._launch.directory_of(spare), ProgressWatch())
+        self._gone.clear()
+
+    def _regroup(self, member: Member, newer: Member, rank: int, port: int, here: bool, standby: int | None) -> None:
+        """See Engine.regroup. Processes that have ended here meanwhile are left out: node 0 hears of them."""
+        assert self._engine is not None and self._launch is not None
+        kept = [each for other, each in self._ranks if other == member and each != rank]
+        spare = Member(STANDBYS, standby or 0)
+        taken = self._ranks.pop((spare, 0), None) if here and standby is not None else None
         for each in kept:
             self._ranks[newer, each] = self._ranks.pop((member, each))
-        if rank in self._launch.ranks:
+        if here and (standby is None or taken is not None):
             directory = self._launch.directory_of(newer, rank)
             self._ranks[newer, rank] = RankLife(rank, directory, ProgressWatch())
             self._gone.clear()
         link(self._launch.directory, member, newer, kept)
-        self._engine.regroup(member, newer, rank, port=port)
+        self._engine.regroup(member, newer, rank, standby, port, kept, here)
         self._hub.regroup(member, newer, rank, port)
+        if taken is not None:
+            self._ranks[newer, rank].pid = taken.pid
+            environ = tuple(sorted(self._engine.environ_of(newer, rank).items()))
+            self._hub.cast(spare, Cast(newer, rank, environ))
+            self._started(newer, rank, taken.pid)
 
     def _look(self, member: Member) -> None:
         if self._engine is not None:
@@ -262,8 +287,10 @@ class NodeHelper:
             case Started(member, pid, rank):
                 self._ranks[member, rank].pid = pid
                 self._say({"started": [member.group, member.incarnation], "rank": rank, "pid": pid})
-                facts = {"incarnation": member.incarnation, "rank": rank, "pid": pid}
-                self.events.add("start", f"{member}, rank {rank}, runs as pid {pid}", member.group, facts)
+                if member.group == STANDBYS:
+                    self.events.add("standby", f"{member} runs as pid {pid}", data={"pid": pid})
+                else:
+                    self._started(member, rank, pid)
             case Dying(member, dying_code, cause, rank):
                 word = {"dying": [member.group, member.incarnation], "rank": rank}
                 self._say({**word, "code": dying_code, "cause": cause})
@@ -274,6 +301,10 @@ class NodeHelper:
                 self.events.add("refused", reason)
             case Progress():
                 raise AssertionError("engines of one node are looked at, they do not tell")
+
+    def _started(self, member: Member, rank: int, pid: int) -> None:
+        facts = {"incarnation": member.incarnation, "rank": rank, "pid": pid}
+        self.events.add("start", f"{member}, rank {rank}, runs as pid {pid}", member.group, facts)
 
     def _on_end(self, member: Member, rank: int, code: int | None, cause: str) -> None:
         life = self._ranks.pop((member, rank))
@@ -286,6 +317,9 @@ class NodeHelper:
             self._hub.forget(member)
         if not self._ranks:
             self._gone.set()
+        if member.group == STANDBYS:
+            self.events.add("standby", f"{member} {cause}")
+            return
         state = "finished" if code == EXIT_OK else "dead"
         facts = {"incarnation": member.incarnation, "rank": rank, "state": state, "exit_code": code}
         self.events.add("exit", f"{member}, rank {rank}, {cause}", member.group, facts)
@@ -299,7 +333,7 @@ class NodeHelper:
             await asyncio.sleep(_SAMPLE_SECONDS)
             rows = []
             for (member, rank), life in self._ranks.items():
-                if (sample := life.sample()) is not None:
+                if member.group != STANDBYS and (sample := life.sample()) is not None:
                     rows.append([member.group, member.incarnation, rank, *sample_row(sample)])
             if rows:
                 stream.send({"pages": rows})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -217,16 +217,27 @@ class Lives:
     times: JobTimes = field(default_factory=JobTimes)
     groups: dict[int, Life] = field(default_factory=dict)
 
-    def begin(self, member: Member, directories: list[Path], now: float, here: int | None = None) -> Life:
-        """``directories``: one for each rank. ``here``: how many of the ranks are on this node; None: all."""
+    def begin(
+        self,
+        member: Member,
+        directories: list[Path],
+        now: float,
+        node_of: Callable[[Member, int], int] = lambda member, rank: 0,
+    ) -> Life:
+        """``directories``: one for each rank. ``node_of``: the number of a rank's node; this one is 0."""
         before = self.groups.get(member.group)
         ranks = [RankLife(rank, path, ProgressWatch(self.times)) for rank, path in enumerate(directories)]
-        for rank in ranks[here:] if here is not None else []:
-            rank.away = True
+        for rank in ranks:
+            rank.away = node_of(member, rank.rank) != 0
         life = Life(member, now, ranks)
         life.quick_failures = before.quick_failures if before is not None else 0
         self.groups[member.group] = life
         return life
+
+    def ranks_here(self, member: Member) -> list[int]:
+        """Those that are on this node; of a standby the only one."""
+        life = self.of(member)
+        return [0] if life is None else [rank.rank for rank in life.ranks if not rank.away]
 
     def of(self, member: Member) -> Life | None:
         life = self.groups.get(member.group)

@@ -25,10 +25,10 @@ class Moves:
         self._agent = agent
         self._asked: list[tuple[int, RankLife]] = []  # groups, with a rank that is to move; the oldest first
 
-    @property
-    def waiting(self) -> int:
-        """How many moves need a process that has not taken its place yet."""
-        return len(self._asked) + sum(life.moving is not None for life in self._agent.lives.alive())
+    def waiting(self) -> list[tuple[int, int | None]]:
+        """Moves that need a process which has not taken its place yet: the rank, and the node where it is to be."""
+        moving = [life.moving for life in self._agent.lives.alive() if life.moving is not None]
+        return [(rank.rank, rank.goes_to) for rank in [*moving, *(rank for _, rank in self._asked)]]
 
     def under_way(self, group: int) -> bool:
         """Whether a rank of ``group`` is to move, or moves."""
@@ -40,6 +40,8 @@ class Moves:
         if life is None or not life.alive:
             return
         rank = life.ranks[order.rank]
+        if rank is not life.moving:
+            rank.goes_to = order.node
         if order.drains and (device := self._agent.closing.device_of(order.group, order.rank)):
             rank.drained = True
             self._agent.closing.close(device)
@@ -49,7 +51,7 @@ class Moves:
         if self._agent.standbys.given_up:
             self.give_up("there are no standbys")
             return
-        if not self._agent.standbys.warm:
+        if not self._agent.standbys.warm_for(order.rank, order.node):
             text = f"rank {order.rank} of group {order.group} moves as soon as another process is ready"
             self._agent.events.add("move", text, order.group)
         self._agent.wake()
@@ -60,11 +62,14 @@ class Moves:
             self._asked.insert(0, (life.member.group, life.moving))
             life.moving = None
 
-    def give_up(self, why: str) -> None:
-        """There will be no process to move to."""
+    def give_up(self, why: str, node: int | None = None) -> None:
+        """There will be no process to move to, on that node or any."""
         asked, self._asked = self._asked, []
         for group, rank in asked:
-            self._stays(group, rank, why)
+            if node in (None, rank.goes_to or 0):
+                self._stays(group, rank, why)
+            else:
+                self._asked.append((group, rank))
 
     def tick(self) -> None:
         agent = self._agent
@@ -76,7 +81,13 @@ class Moves:
                 agent.events.add("move", text, group)
             elif _never(life, rank):
                 self._stays(group, rank, "the other ranks of its group do not outlive it (see step.guard)")
-            elif life.moving is not None or not agent.standbys.warm or not _can_move(agent, life, rank):
+            elif rank.goes_to not in (None, 0, *agent.engine.nodes()):
+                self._stays(group, rank, f"node {rank.goes_to} is out of reach")
+            elif (
+                life.moving is not None
+                or not agent.standbys.warm_for(rank.rank, rank.goes_to)
+                or not _can_move(agent, life, rank)
+            ):
                 # What is missing now (the group heals, or starts again) may be there at the next look.
                 self._asked.append((group, rank))
             else:
@@ -84,7 +95,8 @@ class Moves:
 
     def _begin(self, life: Life, rank: RankLife) -> None:
         agent, life.moving = self._agent, rank
-        text = f"rank {rank.rank} of {life.member} moves after the next commit"
+        where = f" to node {rank.goes_to}" if rank.goes_to is not None else ""
+        text = f"rank {rank.rank} of {life.member} moves{where} after the next commit"
         agent.events.add("move", text, life.member.group, {"rank": rank.rank})
         # In this order: its ranks must know before the quorum that leaves them out can reach them.
         agent.hub.send(life.member, Stay(rank.rank))

@@ -34,7 +34,7 @@ async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 
     life = agent.lives.groups.get(group)
     if life is None or life.state is not GroupState.RUNNING or not life.adopted or life.moving or agent.ending:
         raise NotMoved(f"group {group} is not at work")
-    if rank >= 0 and agent.standbys.warm and can_refill(agent, life, life.ranks[rank]):
+    if rank >= 0 and agent.standbys.warm_for(rank) and can_refill(agent, life, life.ranks[rank]):
         refusal = await agent.link.migrate(agent.assignment.spec.job, group, rank, reason, share)
         if refusal is not None:
             raise NotMoved(refusal)

@@ -32,6 +32,7 @@ class RankLife:
     killed: bool = False  # by the agent, because another rank of its group was lost
     was_exiting: bool = False  # already when the agent saw the first of its group end
     away: bool = False  # on another node
+    goes_to: int | None = None  # the node to which it is to move; None: whichever has a standby
     drained: bool = False  # its device is to be free, whatever that costs
     told: ProgressSample | None = None  # from there, and not looked at yet
     remains: Remains | None = None  # there

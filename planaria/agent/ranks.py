@@ -8,13 +8,14 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 from planaria.core.messages import (
     STANDBYS,
     Adopted,
+    Cast,
     Corrupted,
     Finished,
     Member,
@@ -53,12 +54,12 @@ class RankHub:
         admit: Callable[[Member], bool],
         on_report: Callable[[Report], None],
         on_refused: Callable[[str], None],
-        ranks: range = range(1),
+        ranks: Callable[[Member], Collection[int]] = lambda member: (0,),
         relay: Callable[[Member, Order], None] = lambda member, order: None,
         on_hangup: Callable[[Member], None] = lambda member: None,
         on_standby: Callable[[Member], None] = lambda member: None,
     ) -> None:
-        """``ranks``: of every member, those that connect here; ``relay`` passes orders on to the others; ``on_standby``
+        """``ranks``: of a member, those that connect here; ``relay`` passes orders on to the others; ``on_standby``
         hears of a standby that is warm."""
         self._admit = admit
         self._on_report = on_report
@@ -87,11 +88,12 @@ class RankHub:
     def send(self, member: Member, order: Order) -> bool:
         """Queue ``order`` for all ranks of the member. False if the one that speaks for it is not connected: then
         nobody gets it. Never waits for a rank."""
-        if 0 in self._ranks and self._open(member, 0) is None:
+        ranks = self._ranks(member)
+        if 0 in ranks and self._open(member, 0) is None:
             return False
-        if len(self._arrived.get(member, ())) < len(self._ranks):
+        if len(self._arrived.get(member, ())) < len(ranks):
             self._said.setdefault(member, []).append(order)
-        for rank in self._ranks:
+        for rank in ranks:
             if (writer := self._open(member, rank)) is not None:
                 write_frame(writer, order)
         self._relay(member, order)
@@ -105,6 +107,12 @@ class RankHub:
         """It is gone: no rank of it will connect any more."""
         self._arrived.pop(member, None)
         self._said.pop(member, None)
+
+    def cast(self, standby: Member, part: Cast) -> None:
+        """Tell a standby of this node what it is from now on; it connects again as that."""
+        if (writer := self._open(standby, 0)) is not None:
+            write_frame(writer, part)
+        self.forget(standby)
 
     def regroup(self, member: Member, newer: Member, lost: int, port: int) -> None:
         """The connections of the member's living ranks are ``newer``'s from now on, and these are told so."""
@@ -175,7 +183,7 @@ class RankHub:
         member, rank = (report.member, report.rank) if isinstance(report, Present) else (_speaker(report), 0)
         if not self._admit(member):
             raise ProtocolError(f"{member} is not a running member of this agent")
-        if rank not in self._ranks:
+        if rank not in (ranks := self._ranks(member)):
             raise ProtocolError(f"{member} has no rank {rank} here")
         if (old := self._writers.get((member, rank))) is not None:
             old.close()
@@ -185,7 +193,7 @@ class RankHub:
             arrived.add(rank)
             for order in self._said.get(member, ()):
                 write_frame(writer, order)
-            if len(arrived) == len(self._ranks):
+            if len(arrived) == len(ranks):
                 self._said.pop(member, None)
         if rank == 0:
             self._streams[member] = task

@@ -27,26 +27,57 @@ _OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
 
 
 def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:
-    """Whether the group can do without ``lost`` and take in another process: if its other ranks live and outlive this
-    (see Step.guard), and another group has the state, or they have copies of it. A group that was lost before it took
-    part in a step is not worth it, and bad input ends more than a rank."""
+    """Whether the group can do without ``lost`` and take in another process."""
+    return outlives(agent, life, lost) and has_place(agent, life, lost)
+
+
+def outlives(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether the group can do without ``lost``: if its other ranks live and outlive this (see Step.guard), and another
+    group has the state, or they have copies of it. A group that was lost before it took part in a step is not worth it,
+    and bad input ends more than a rank."""
     others = [rank for rank in life.ranks if rank is not lost]
     usable = life.state is GroupState.RUNNING and life.settled and not agent.ending
     usable = usable and (not life.being_killed or lost is life.hung) and lost.returncode != EXIT_BAD_INPUT
     alive = all(not rank.over and not rank.killed and not rank.was_exiting for rank in others)
     guarded = all(rank.guarded for rank in others)
-    if not agent.standbys.warm and agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
+    held = _copied(life, lost) or agent.others_hold_the_state(life)
+    return usable and alive and guarded and held
+
+
+def has_place(agent: Agent, life: Life, lost: RankLife) -> bool:
+    """Whether there is a standby for the place of ``lost``, or a new process could start in it."""
+    if agent.standbys.warm_for(lost.rank):
+        return True
+    home = agent.engine.home_of(lost.rank)
+    if home not in (0, *agent.engine.nodes()):
+        return False
+    if agent.closing.device_of(life.member.group, lost.rank) in agent.closing.closed:
         return False  # the new process would have the same GPU
-    # A group of one is as soon started again.
-    copied = bool(others) and not life.done and all(rank.copies for rank in others)
-    held = copied or agent.others_hold_the_state(life)
-    return bool(others or agent.standbys.warm) and usable and alive and guarded and held
+    return len(life.ranks) > 1  # a group of one is as soon started again
+
+
+def _copied(life: Life, lost: RankLife) -> bool:
+    """Whether the other ranks have copies of the state, the lost part included."""
+    others = [rank for rank in life.ranks if rank is not lost]
+    return bool(others) and not life.done and all(rank.copies for rank in others)
+
+
+def hung(agent: Agent, life: Life) -> RankLife | None:
+    """The one rank of the group that seems to hang, if the others can go on without it."""
+    one = life.suspect if life.suspected_since is not None and life.certain and not agent.lives.complete else None
+    return one if one is not None and can_refill(agent, life, one) else None
+
+
+def goes_back(agent: Agent, life: Life) -> bool:
+    """Whether it is one rank that hangs, and the group has copies of what would be lost with it."""
+    one = hung(agent, life)
+    return one is not None and _copied(life, one)
 
 
 def spared(agent: Agent, life: Life, lost: RankLife) -> bool:
     """Whether a standby is about to take the place of ``lost``, as far as is known in the moment of its end, and the
     others wait for that by the policy of the job."""
-    waits = agent.assignment.spec.policy is Policy.SPARE and agent.standbys.warm > 0
+    waits = agent.assignment.spec.policy is Policy.SPARE and agent.standbys.warm_for(lost.rank) > 0
     return waits and life.first_bad is None and not life.asked_to_end and can_refill(agent, life, lost)
 
 
@@ -59,14 +90,14 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     if not can_refill(agent, life, lost):
         return False
     newer = Member(life.member.group, life.member.incarnation + 1)
-    standby = agent.standbys.take(lost.rank)
+    standby = agent.standbys.take(lost.rank, lost.goes_to if life.moving is lost else None)
     port = agent.engine.regroup(life.member, newer, lost.rank, standby.number if standby is not None else None)
     if port is None:
         return False
     link(agent.assignment.directory, life.member, newer, [rank.rank for rank in others if not rank.away])
     _note_the_end(agent, life, lost, now)
     places = [directory_of(agent.assignment.directory, newer, rank) for rank in range(len(life.ranks))]
-    successor = agent.lives.begin(newer, places, now, agent.assignment.ranks_here)
+    successor = agent.lives.begin(newer, places, now, agent.engine.node_of)
     successor.joins, successor.founder, successor.run = True, False, agent.orders.run
     for rank in others:
         successor.ranks[rank.rank] = rank
@@ -76,7 +107,8 @@ def refill(agent: Agent, life: Life, lost: RankLife) -> bool:
     if standby is not None:
         agent.standbys.taken(standby, newer, lost.rank)
         agent.started(Started(newer, standby.pid, lost.rank))
-        text = f"{standby.member} takes the place of rank {lost.rank} of group {newer.group}"
+        where = f", on node {standby.node}," * (standby.node != agent.engine.home_of(lost.rank))
+        text = f"{standby.member}{where} takes the place of rank {lost.rank} of group {newer.group}"
     if others:
         text += f" under its living rank{'s' * (len(others) > 1)} " + ", ".join(str(rank.rank) for rank in others)
     if life.moving is not lost:

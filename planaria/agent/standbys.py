@@ -10,11 +10,12 @@ import json
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from planaria.core.liveness import STARTING, Silences
 from planaria.core.messages import STANDBYS, Cast, Member
 from planaria.engines.base import Ended, Started
 from planaria.engines.launch import directory_of
@@ -29,14 +30,22 @@ class Standby:
     rank: int  # as which it tries itself: quickest where it takes this rank's place
     pid: int = 0
     warm: bool = False
+    node: int = 0
+    began: float = field(default_factory=time.monotonic)
+    ended_for: str = ""  # why the agent ends it, in peace
+    late: str = ""  # why it counts as one that hangs
 
     @property
     def member(self) -> Member:
         return Member(STANDBYS, self.number)
 
+    def fits(self, rank: int) -> bool:
+        """Whether it can be that rank of a group: the others meet where rank 0 is, so that one stays on its node."""
+        return self.warm and not (self.ended_for or self.late) and (rank != 0 or self.node == 0)
+
 
 class Standbys:
-    """Keeps ``agent.assignment.standbys`` of them. On the event loop's thread."""
+    """Keeps as many of them on every node as the engine says. On the event loop's thread."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -44,15 +53,17 @@ class Standbys:
         self._next = 0
         self._failures = 0  # in a row
         self._due = 0.0  # no earlier one is started
+        self._tries = Silences(STARTING)  # how long it takes to get warm
         self.given_up = False  # the script cannot have any
 
-    @property
-    def warm(self) -> int:
-        return sum(each.warm for each in self._living.values())
+    def warm_for(self, rank: int, node: int | None = None) -> int:
+        """How many could take the place of a rank of this number, on that node or any."""
+        return sum(each.fits(rank) and node in (None, each.node) for each in self._living.values())
 
     def tick(self, now: float) -> None:
         """Start what is missing; but groups that come (or come back) are to train as soon as they can."""
         agent, lives = self._agent, self._agent.lives.alive()
+        self._end_those_that_hang(now)
         if (
             self.given_up
             or agent.ending
@@ -62,30 +73,55 @@ class Standbys:
             or not all(x.settled for x in lives)
         ):
             return
-        wanted = max(agent.assignment.standbys, min(agent.moves.waiting, 1))
-        for number in sorted(self._living)[wanted:]:  # prepared for a move that nobody needs any more
-            del self._living[number]
-            agent.engine.delete(STANDBYS, number, signal.SIGKILL)
-        while len(self._living) < wanted:
-            tried = [each.rank for each in self._living.values()]
-            rank = min(range(agent.assignment.ranks), key=lambda rank: (tried.count(rank), rank))
-            if not agent.engine.prepare(self._next, rank):
-                agent.moves.give_up("there is no device for another process on this node (see --standbys)")
-                return
-            self._living[self._next] = Standby(self._next, rank)
-            self._next += 1
+        wanted = {node: n for node, n in agent.engine.standbys().items() if node not in agent.borrowing.returned}
+        for rank, node in agent.moves.waiting():
+            if not any(count and (rank != 0 or at == 0) and node in (None, at) for at, count in wanted.items()):
+                wanted[node or 0] = 1
+        living = [each for each in self._living.values() if not (each.ended_for or each.late)]
+        for node in {*wanted, *(each.node for each in living)}:
+            there = [each for each in living if each.node == node]
+            for each in there[wanted.get(node, 0) :]:
+                each.ended_for = "nobody needs it any more"  # it was prepared for a move
+                agent.engine.delete(STANDBYS, each.number, signal.SIGKILL)
+            for _ in range(wanted.get(node, 0) - len(there)):
+                self._prepare(node)
 
-    def take(self, rank: int) -> Standby | None:
-        """A warm one for a lost ``rank``, the best there is. The caller says ``taken`` if it is used."""
-        warm = [each for each in self._living.values() if each.warm]
-        return min(warm, key=lambda each: (each.rank != rank, each.number), default=None)
+    def _prepare(self, node: int) -> None:
+        agent, living = self._agent, self._living.values()
+        if self._tries.longest is None:
+            for life in agent.lives.alive():
+                self._tries.ended(life.settle_seconds if life.settle_seconds > 0 else 0.0)
+        tried = [each.rank for each in living if not (each.ended_for or each.late)]
+        # On another node than node 0, none can be rank 0.
+        ranks = range(1 if node and agent.assignment.ranks > 1 else 0, agent.assignment.ranks)
+        rank = min(ranks, key=lambda rank: (tried.count(rank), agent.engine.home_of(rank) != node, rank))
+        if agent.engine.prepare(self._next, rank, node):
+            self._living[self._next] = Standby(self._next, rank, node=node)
+            self._next += 1
+        else:
+            where = f"node {node}" if node else "this node"
+            agent.moves.give_up(f"there is no device for another process on {where} (see --standbys)", node)
+
+    def _end_those_that_hang(self, now: float) -> None:
+        """A try takes about as long as a group's start, or as tries before it. Moves may be waiting for it."""
+        for each in self._living.values():
+            if not (each.warm or each.late or each.ended_for) and now - each.began > self._tries.limit:
+                each.late = f"is not warm after {now - each.began:.3g} s ({self._tries.describe()})"
+                self._agent.engine.delete(STANDBYS, each.number, signal.SIGKILL)
+
+    def take(self, rank: int, node: int | None = None) -> Standby | None:
+        """A warm one for a lost ``rank``, the best there is: on ``node``, else where the rank's group began with it,
+        else one that tried itself as this rank. The caller says ``taken`` if it is used."""
+        home = self._agent.engine.home_of(rank) if node is None else node
+        fit = [each for each in self._living.values() if each.fits(rank)]
+        return min(fit, key=lambda each: (each.node != home, each.rank != rank, each.number), default=None)
 
     def taken(self, standby: Standby, member: Member, rank: int) -> None:
-        """The engine knows it as ``rank`` of ``member`` now: tell it so."""
+        """The engine knows it as ``rank`` of ``member`` now: tell it so, if it is on this node."""
         del self._living[standby.number]
-        environ = tuple(sorted(self._agent.engine.environ_of(member, rank).items()))
-        self._agent.hub.send(standby.member, Cast(member, rank, environ))
-        self._agent.hub.forget(standby.member)
+        if standby.node == 0:
+            environ = tuple(sorted(self._agent.engine.environ_of(member, rank).items()))
+            self._agent.hub.cast(standby.member, Cast(member, rank, environ))
 
     # --- news ------------------------------------------------------------------------------------------------
 
@@ -95,39 +131,52 @@ class Standbys:
     def started(self, change: Started) -> None:
         if (standby := self._living.get(change.member.incarnation)) is not None:
             standby.pid = change.pid
-            facts = {"pid": change.pid, "rank": standby.rank}
+            facts = {"pid": change.pid, "rank": standby.rank, "node": standby.node}
             self._agent.events.add("standby", f"{standby.member} runs as pid {change.pid}", data=facts)
 
     def present(self, member: Member) -> None:
         if (standby := self._living.get(member.incarnation)) is not None:
             standby.warm, self._failures = True, 0
+            self._tries.ended(time.monotonic() - standby.began)
             self._agent.beat_soon()  # others may want to move here
-            text = f"{member} is warm; it tried itself as rank {standby.rank}"
-            self._agent.events.add("standby", text, data={"pid": standby.pid, "rank": standby.rank})
+            where = f" on node {standby.node}" if standby.node else ""
+            text = f"{member} is warm{where}; it tried itself as rank {standby.rank}"
+            facts = {"pid": standby.pid, "rank": standby.rank, "node": standby.node}
+            self._agent.events.add("standby", text, data=facts)
+            self._agent.wake()
 
     def ended(self, change: Ended) -> None:
         agent, standby = self._agent, self._living.pop(change.member.incarnation, None)
         agent.hub.forget(change.member)
+        agent.wake()
         if standby is None or agent.ending:
             return
-        said = ""
+        if standby.ended_for or (change.returncode is None and change.remains is None and standby.node):
+            agent.events.add("standby", f"{standby.member} has ended: {standby.ended_for or change.cause}")
+            return
         directory = directory_of(agent.assignment.directory, change.member)
-        with suppress(OSError, ValueError):
-            said = str(json.loads((directory / "error.json").read_text())["message"])
-        if not standby.warm:
+        error, log = (change.remains.error, change.remains.log) if change.remains else ({}, directory / "stderr.log")
+        if change.remains is None:
+            with suppress(OSError, ValueError):
+                error = dict(json.loads((directory / "error.json").read_text()))
+        said = str(error.get("message") or "")
+        # What is lost with its node, or has found none, is not the script's doing.
+        if not standby.warm and change.returncode is not None:
             self._failures += 1
         self._due = time.monotonic() + planning.backoff(agent.assignment.plan, self._failures)
-        # One that fails again and again is the script's doing, and costs what trains as much as any other start.
-        again = change.returncode == EXIT_FAILED and self._failures >= agent.assignment.plan.start_attempts
+        # One that fails again and again is, and costs what trains as much as any other start.
+        fails = change.returncode == EXIT_FAILED or bool(standby.late)
+        again = fails and self._failures >= agent.assignment.plan.start_attempts
         self.given_up = change.returncode == EXIT_BAD_INPUT or again
-        text = f"{change.member} {change.cause}: {said}" if said else f"{change.member} {change.cause}"
+        how = f"{standby.late}, and was killed" if standby.late else change.cause
+        text = f"{change.member} {how}: {said}" if said else f"{change.member} {how}"
         if self.given_up:
             text += "; there will be no standbys"
             agent.moves.give_up("there are no standbys")
-        agent.events.add("unprepared", text, data={"log": str(directory / "stderr.log")})
-        agent.wake()
+        agent.events.add("unprepared", text, data={"log": str(log)})
 
-    def end(self) -> None:
+    def end(self, why: str) -> None:
         """The job is over, at least here."""
         for standby in self._living.values():
+            standby.ended_for = standby.ended_for or why
             self._agent.engine.delete(STANDBYS, standby.number, signal.SIGKILL)

@@ -39,10 +39,17 @@ async def _help_out(options: RunOptions) -> int:
     def make_engine(job: str, host: str, path: Path) -> tuple[Launch, LocalEngine]:
         move_groups_aside(options.log_dir)  # those of another run of node 0
         launch = launch_of(options, job, options.host or host, path)
-        return launch, LocalEngine(launch, gpus_of(options))
+        return launch, LocalEngine(launch, gpus_of(options), options.standbys)
 
     helper = NodeHelper(
-        options.node_rank, socket.gethostname(), terms_of(options), make_engine, events, health_watch(options)
+        options.node_rank,
+        socket.gethostname(),
+        terms_of(options),
+        make_engine,
+        events,
+        health_watch(options),
+        options.standbys,
+        gpus=bool(gpus_of(options).ids),
     )
     loop = asyncio.get_running_loop()
     for signum in heeded():

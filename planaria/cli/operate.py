@@ -152,19 +152,24 @@ def migrate(
     group: GroupArgument,
     rank: Annotated[int | None, typer.Option(min=0, max=MAX_RANK, help="Which of the group's processes.")] = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="NODE", help="All of the group moves there, to another agent or host.")
+        str | None,
+        typer.Option(
+            "--to", metavar="NODE", help="Where to: for all of the group another agent or host; for a rank a node."
+        ),
     ] = None,
     job: JobOption = "",
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
 ) -> None:
-    """Have a standby take the place of a process of a group, or (--to) all of the group go on at another node. Nothing
-    is lost, and the others go on without a pause."""
-    if rank is not None and to is not None:
-        raise UsageError(f"--rank {rank} --to {to}: to another node a group can only move as a whole")
+    """Have a standby take the place of a process of a group, or (--to alone) all of the group go on at another agent.
+    Nothing is lost, and the others go on without a pause."""
+    if to == "":
+        raise UsageError("--to: the node's name is empty; give one as planaria status names it, or a host")
+    if rank is None and to is None:
+        rank = 0
     with _connect(job, lighthouse, log_dir) as (client, name):
-        typer.echo(client.migrate(group, rank or 0, name, to=to or ""))
+        typer.echo(client.migrate(group, rank, name, to=to or ""))
 
 
 def evict(
@@ -195,6 +200,8 @@ def scale(
 
 def _place(node: str | None, gpu: str | None) -> tuple[str, str]:
     """(node, GPU of it or nothing)."""
+    if node == "":
+        raise UsageError("--node: its name is empty; give an agent as planaria status names it, or a host")
     if gpu is None:
         return node or "", ""
     place, _, device = gpu.rpartition(":")

@@ -6,6 +6,7 @@ import importlib.machinery
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import sys
@@ -65,9 +66,11 @@ class RunOptions:
     nnodes: int = 1
     node_rank: int = 0
     group_addr: str = DEFAULT_ADDRESS
+    spread: bool = False  # other nodes may help
     health: HealthTable | None = None  # None: nobody watches it
     standbys: int = 0
     spare_wait: float | None = None  # seconds
+    borrow: tuple[str, ...] = ()  # the site's command that is asked for nodes
     buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
     check_state: int | None = None  # steps between comparisons of all that groups hold; None: what the script says
     recheck: float | None = None  # share of the shards that are computed twice; None: what the script says
@@ -80,7 +83,12 @@ class RunOptions:
     @property
     def master(self) -> str:
         """Where the nodes of a group reach node 0."""
-        return split_address(self.group_addr, "--group-addr")[0] if self.nnodes > 1 else "127.0.0.1"
+        return split_address(self.group_addr, "--group-addr")[0] if self.spread else "127.0.0.1"
+
+    @property
+    def helps(self) -> bool:
+        """Whether no group begins on this node."""
+        return self.node_rank >= self.nnodes
 
 
 def policy_named(name: str) -> Policy:
@@ -89,6 +97,17 @@ def policy_named(name: str) -> Policy:
     except ValueError:
         known = ", ".join(policy.value for policy in Policy)
         raise UsageError(f"--policy {name}: unknown policy; known policies: {known}") from None
+
+
+def words_of(command: str | None, option: str) -> tuple[str, ...]:
+    """As a shell splits them. UsageError if it cannot, or there is no such program."""
+    try:
+        words = tuple(shlex.split(command or ""))
+    except ValueError as error:
+        raise UsageError(f"{option} {command!r}: {error}") from None
+    if command is not None and (not words or shutil.which(words[0]) is None):
+        raise UsageError(f"{option} {command!r}: there is no such program")
+    return words
 
 
 def health_table(given: str | None, dry_run: bool) -> HealthTable | None:
@@ -150,8 +169,13 @@ def _check_numbers(options: RunOptions) -> None:
         raise UsageError(f"--nproc-per-group {options.nproc_per_group}: a group has between 1 and {MAX_RANK} processes")
     if not 1 <= options.nnodes <= MAX_RANK // options.nproc_per_group:
         raise UsageError(f"--nnodes {options.nnodes}: a group has at least one node, and at most {MAX_RANK} processes")
-    if not 0 <= options.node_rank < options.nnodes:
-        raise UsageError(f"--node-rank {options.node_rank}: must be between 0 and {options.nnodes - 1} (see --nnodes)")
+    if not 0 <= options.node_rank <= MAX_RANK:
+        raise UsageError(f"--node-rank {options.node_rank}: must be between 0 and {MAX_RANK}")
+    if options.helps and not options.standbys:
+        raise UsageError(
+            f"--node-rank {options.node_rank}: groups of --nnodes {options.nnodes} begin on nodes 0 to "
+            f"{options.nnodes - 1}; a node beyond them has standbys for them: say how many with --standbys"
+        )
     if shards is not None and shards < 1:
         raise UsageError(f"--shards {shards}: a step needs at least one shard")
     if shards is not None and groups > shards:
@@ -172,12 +196,16 @@ def _check_numbers(options: RunOptions) -> None:
         )
     if not 0 <= options.standbys <= MAX_RANK:
         raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
-    if options.standbys and options.nnodes > 1:
-        raise UsageError("--standbys: groups that are spread over several nodes cannot have standbys yet")
     if options.spare_wait is not None and options.policy is not Policy.SPARE:
         raise UsageError(f"--spare-wait {options.spare_wait:g}: only --policy spare waits for standbys")
     if options.spare_wait is not None and not 0 < options.spare_wait <= 3600:
         raise UsageError(f"--spare-wait {options.spare_wait:g}: must be more than 0 and at most 3600 seconds")
+    if options.borrow and options.policy is not Policy.SPARE:
+        raise UsageError("--borrow: only --policy spare waits for nodes that are borrowed")
+    if options.borrow and not options.spread:
+        raise UsageError("--borrow: give the --group-addr at which a borrowed node finds this one")
+    if options.borrow and options.ranks == 1:
+        raise UsageError("--borrow: a borrowed node takes single ranks, and groups of one rank end with theirs")
     if options.buddy is not None and options.buddy < 1:
         raise UsageError(f"--buddy {options.buddy}: copies can be made every step or less often, so at least 1")
     if options.buddy is not None and options.ranks == 1:
@@ -211,7 +239,7 @@ def health_watch(options: RunOptions) -> HealthWatch | None:
 def _check_devices(options: RunOptions) -> None:
     if options.device not in (None, *DEVICES):
         raise UsageError(f"--device {options.device}: unknown; known devices: {', '.join(DEVICES)}")
-    groups, each = options.local_groups, options.nproc_per_group
+    groups, each = 0 if options.helps else options.local_groups, options.nproc_per_group
     found = len(gpus_of(options).ids)
     if found >= groups * each + options.standbys or (found == 0 and options.device != "cuda"):
         return

@@ -40,10 +40,17 @@ def run(
         int, _option("--nproc-per-group", help="Processes (ranks) of every group, on each node.")
     ] = 1,
     nnodes: Annotated[int, _option("--nnodes", help="Nodes over which every group is spread.")] = 1,
-    node_rank: Annotated[int, _option("--node-rank", help="Which of them this is; 0 speaks for the groups.")] = 0,
+    node_rank: Annotated[
+        int,
+        _option("--node-rank", help="Which of them this is; 0 speaks for the groups, one beyond them has --standbys."),
+    ] = 0,
     group_addr: Annotated[
-        str, _option("--group-addr", help="host:port of node 0, at which the other nodes find it.")
-    ] = DEFAULT_ADDRESS,
+        str | None,
+        _option(
+            "--group-addr",
+            help=f"host:port of node 0, at which the other nodes find it; default with several: {DEFAULT_ADDRESS}.",
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         _option("--device", help="cpu, or cuda: every process gets a GPU of its own; default: cuda if there are any."),
@@ -62,6 +69,10 @@ def run(
     spare_wait: Annotated[
         float | None,
         _option("--spare-wait", help="With --policy spare: seconds that others wait for a standby; default: 10."),
+    ] = None,
+    borrow: Annotated[
+        str | None,
+        _option("--borrow", help="With --policy spare: command that is asked for a node when no standby is left."),
     ] = None,
     reduction: Annotated[
         str, _option("--reduction", help="tree (bit-exact), fast, int8 or fp8 (for slow links).")
@@ -186,10 +197,12 @@ def run(
         exact=exact,
         nnodes=nnodes,
         node_rank=node_rank,
-        group_addr=group_addr,
+        group_addr=group_addr or DEFAULT_ADDRESS,
+        spread=nnodes > 1 or node_rank > 0 or group_addr is not None,
         health=opts.health_table(health, health_dry_run),
         standbys=standbys,
         spare_wait=spare_wait,
+        borrow=opts.words_of(borrow, "--borrow"),
         buddy=buddy,
         check_state=check_state,
         recheck=recheck,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from planaria.agent.agent import Agent, Assignment, Outcome
+from planaria.agent.borrowing import Lender
 from planaria.agent.events import EventLog
 from planaria.agent.lighthouse import LighthouseChild
 from planaria.agent.logs import LogPump
@@ -31,6 +32,7 @@ from planaria.engines.spread import SpreadEngine, Terms
 # Of all that an agent records, what a person at the terminal wants to know at once.
 SHOWN = frozenset(
     {
+        "borrow",
         "exit",
         "health",
         "kill",
@@ -147,9 +149,8 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         options.log_dir,
         options.first_group,
         ranks=options.ranks,
-        ranks_here=options.nproc_per_group,
-        standbys=options.standbys,
         copies=options.buddy is not None,
+        lender=Lender(options.borrow, options.group_addr, options.nnodes) if options.borrow else None,
         name=name,
         following=following,
         health=health_watch(options),
@@ -182,6 +183,7 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
         recheck=options.recheck,
         nnodes=options.nnodes,
         node=options.node_rank,
+        spread=options.spread,
         master=options.master,
     )
 
@@ -195,7 +197,7 @@ def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:
     launch = launch_of(options, options.job, options.host or options.master, path)
     engine = LocalEngine(launch, gpus_of(options), options.standbys)
     engine.warm_up()  # beside the start of the lighthouse
-    if options.nnodes == 1:
+    if not options.spread:
         return engine
     return SpreadEngine(engine, launch, terms_of(options), events.add)
 
@@ -241,8 +243,8 @@ def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
     member = Member(event.group, int(facts["incarnation"]))
     if event.kind == "start":
         rank = int(facts["rank"])
-        if rank // options.nproc_per_group != options.node_rank:
-            return  # it is shown there
+        if not directory_of(options.log_dir, member, rank).exists():
+            return  # it is shown on its own node
         directory = directory_of(options.log_dir, member, rank)
         for name, out in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
             pump.follow(f"rg{member.group}:rank{rank}", _file(directory / name), out)

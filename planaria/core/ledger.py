@@ -295,11 +295,11 @@ class Ledger:
         for agent in self.seen.agents:
             self._send(agent, Stop(reason))
 
-    def _warn(self, base: Quorum, text: str) -> None:
+    def _warn(self, base: Quorum, text: str, advice: str = "planaria evict GROUP declares one dead") -> None:
         """For people: the job waits, for whom, and what they can do. Once for each quorum and reason."""
         if self._warned != (base.id, text):
             self._warned = (base.id, text)
-            self._event("majority", f"{text}; waiting for them (planaria evict GROUP declares one dead)")
+            self._event("majority", f"{text}; waiting for them ({advice})")
 
     def _send(self, agent: str, order: Order) -> None:
         self._out.append(Send(agent, order))

@@ -233,7 +233,8 @@ class Pulse:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     pulses: tuple[Pulse, ...]
-    warm: int = 0  # standbys of the agent that wait
+    warm: int = 0  # standbys of the agent that wait, and can be any rank
+    nodes: tuple[tuple[int, str], ...] = ()  # the other nodes of its groups that are in reach: number, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,11 +358,13 @@ class Resume:
 @dataclass(frozen=True, slots=True)
 class Migrate:
     """Have another process, on another device if there is one, take a rank's place. Nothing failed. ``drains``: no
-    process may have the rank's device afterwards; if the rank cannot move, all of its group leaves."""
+    process may have the rank's device afterwards; if the rank cannot move, all of its group leaves. ``node``: where to,
+    by its number among the nodes of the group's agent; None: wherever there is a standby."""
 
     group: int
     rank: int
     drains: bool = False
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,9 +389,10 @@ class Close:
 @dataclass(frozen=True, slots=True)
 class Stay:
     """From an agent to the ranks of a group, of which ``rank`` moves: when the group is left out of the quorum, the
-    others wait for a ``Regroup`` instead of ending."""
+    others wait for a ``Regroup`` instead of ending. ``lost``: it does not move, it is lost, and they wait likewise."""
 
     rank: int
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

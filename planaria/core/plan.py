@@ -85,6 +85,7 @@ class ObservedGroup:
     settled: bool = False  # holds the job's state: has healed, or was there from the beginning
     done: bool = False  # has committed the job's last step
     suspected_since: float | None = None
+    outlives: bool = False  # it is one rank that is suspected, and the group's state outlives that one
 
     def __str__(self) -> str:
         return f"group {self.group} (incarnation {self.incarnation})"
@@ -224,7 +225,7 @@ def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
         return _Decision([Kill(g.group, "every group that held the state has left") for g in late])
     decision = _Decision()
     for g in late:
-        if g.suspected_since is not None and not _needed(g, running, seen):
+        if g.suspected_since is not None and (g.outlives or not _needed(g, running, seen)):
             due = g.suspected_since + spec.suspect_patience
             if now >= due:
                 decision.actions.append(Kill(g.group, _suspicion(g, now)))
@@ -295,7 +296,9 @@ def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
             else:
                 decision.due.append(due)
     for g in staying:
-        if g.state is GroupState.RUNNING and g.suspected_since is not None and not _needed(g, staying, seen):
+        suspected = g.state is GroupState.RUNNING and g.suspected_since is not None
+        if suspected and (g.outlives or not _needed(g, staying, seen)):
+            assert g.suspected_since is not None
             due = g.suspected_since + spec.suspect_patience
             if now >= due:
                 wish.append(Kill(g.group, _suspicion(g, now)))

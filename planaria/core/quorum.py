@@ -92,7 +92,7 @@ class Lighthouse(Spares):
                     self._begun_again(agent, group)
                 self._tell_again(agent)
             case Heartbeat():
-                view.warm = report.warm
+                view.warm, view.nodes = report.warm, dict(report.nodes)
                 for pulse in report.pulses:
                     self.seen.pulse(agent, pulse)
             case Ready():
@@ -383,7 +383,12 @@ class Lighthouse(Spares):
             return False
         if away := [m for m in base.members if m in uncertain or self.seen.suspect(m)]:
             # Out of reach or stopped is not dead: they may come back with the state.
-            self._warn(base, f"the newest state is held only by {named(away)}")
+            text = f"the newest state is held only by {named(away)}"
+            if self.keeps and not any(m in uncertain for m in away):
+                # To evict one would be to lose its copies too.
+                self._warn(base, text, "planaria kill GROUP --rank RANK has the rank replaced that does not go on")
+            else:
+                self._warn(base, text)
             return None
         joined = {m for q in (base, *self._offered.values()) for m in q.members}
         if any(g.member in joined and g.fenced < base.id for g in live):

@@ -85,6 +85,7 @@ class Agent:
     host: str = ""
     devices: tuple[str, ...] = ()  # GPUs of its node that are the job's
     warm: int = 0  # standbys that wait there
+    nodes: dict[int, str] = field(default_factory=dict)  # that help it, in reach: their names by number
     connected: bool = True  # in reach: something was heard lately
     synced: bool = False  # on this stream it has told everything that it knew when the stream opened
     lost_at: float = 0.0

@@ -56,9 +56,11 @@ class Wishes(Founding):
         reason: str = "",
         share: float | None = None,
         drains: bool = False,
+        to: str = "",
     ) -> list[Effect]:
         """Have another process take the place of a rank of ``group``. Raises ValueError with a sentence if that cannot
-        be. ``share``: as for a drain, for the group is left out for a moment. ``drains``: its device is to be free."""
+        be. ``share``: as for a drain, for the group is left out for a moment. ``drains``: its device is to be free.
+        ``to``: the node of the new process, as ``_node_of`` has it; empty: any."""
         self._needs_training()
         view = self._need(group)
         self._needs_rank(group, rank)
@@ -70,13 +72,34 @@ class Wishes(Founding):
             raise ValueError(f"group {group} is leaving already")
         if not self.seen.agents[view.agent].connected:
             raise ValueError(f"nothing can be moved in group {group}: its agent {view.agent} is out of reach")
+        node = self._node_of(view, rank, to) if to else None
         if share is not None:
             self._may_miss(view, share)
         self._begin(now)
-        moved = f"rank {rank} of group {group}"
-        self._event("move", f"{moved} is to move: {reason}" if reason else f"an operator moves {moved}", group)
-        self._send(view.agent, Migrate(group, rank, drains))
+        moved, where = f"rank {rank} of group {group}", "" if node is None else f" to node {node}"
+        self._event("move", f"{moved} is to move: {reason}" if reason else f"an operator moves {moved}{where}", group)
+        self._send(view.agent, Migrate(group, rank, drains, node))
         return self._end()
+
+    def _node_of(self, view: Group, rank: int, to: str) -> int:
+        """The number of a node of the group's agent: ``to`` is its --node-rank, its name or its host. Raises ValueError
+        if the rank cannot go there."""
+        agent = self.seen.agents[view.agent]
+        names = {0: view.agent, **agent.nodes}
+        found = [n for n, name in names.items() if to in (str(n), name, name.rpartition("-")[0])]
+        known = ", ".join(f"{n} ({name})" for n, name in sorted(names.items()))
+        if len(found) > 1:
+            raise ValueError(f"several nodes are on {to}; say which by its number: {known}")
+        if not found:
+            raise ValueError(
+                f"a rank moves alone only among the nodes that serve its group, which are {known}; {to} is none of "
+                "them: start planaria run --node-rank there, or move all of the group (without --rank)"
+            )
+        if rank == 0 and found[0] != 0:
+            raise ValueError(
+                f"rank 0 of group {view.member.group} speaks for it and is where the others meet, so it stays on node 0"
+            )
+        return found[0]
 
     def scale(self, groups: int, now: float) -> list[Effect]:
         """Ask for ``groups`` groups: the highest ones leave, or new ones are started by the agents."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -70,6 +70,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Warm:
+    """A standby on another node has tried what it is to try."""
+
+    standby: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Another node is there, or gone: see ``Engine.nodes``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Felt:
     """Signs of health that were read on another node."""
 
@@ -83,7 +95,7 @@ class Broken:
     reason: str
 
 
-Change = Started | Dying | Ended | Progress | Felt | Broken
+Change = Started | Dying | Ended | Progress | Warm | Nodes | Felt | Broken
 
 
 class Engine(Protocol):
@@ -107,16 +119,28 @@ class Engine(Protocol):
 
     def regroup(self, member: Member, newer: Member, rank: int, standby: int | None = None) -> int | None:
         """The member's ranks but ``rank``, which ends or has ended, are ``newer`` from now on, and a new process begins
-        to start in its place, or the standby of this number takes it. Returns the port where they are to meet; None if
-        that cannot be done here."""
+        to start in its place, where the group began, or the standby of this number takes it. Returns the port where
+        they are to meet; None if that cannot be done here."""
 
-    def prepare(self, number: int, rank: int) -> bool:
+    def prepare(self, number: int, rank: int, node: int = 0) -> bool:
         """Begin to start a standby, ``Member(STANDBYS, number)``, which tries itself as ``rank`` of a group. False if
-        there is no device for it now."""
+        the node has no device for it now."""
 
     def environ_of(self, member: Member, rank: int) -> dict[str, str]:
-        """What of a rank's environment is its own, as far as a process can take it on that runs already: all but its
-        devices."""
+        """What of a rank's environment is its own, as far as a process of this node can take it on that runs already:
+        all but its devices."""
+
+    def standbys(self) -> Mapping[int, int]:
+        """How many standbys each node is to keep that is in reach. This node is number 0."""
+
+    def nodes(self) -> Mapping[int, str]:
+        """The other nodes that are in reach, by number: their names."""
+
+    def node_of(self, member: Member, rank: int) -> int:
+        """The number of the node on which the rank is, or will be."""
+
+    def home_of(self, rank: int) -> int:
+        """The number of the node on which a group begins with this rank, and on which new processes for it start."""
 
     def look(self, member: Member) -> None:
         """Something may have happened to the member: for each of its ranks that is found to be dying, ``Dying`` is

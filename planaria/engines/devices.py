@@ -125,7 +125,15 @@ class Shares:
 
     def take_back(self, standby: int) -> None:
         """The standby is gone."""
-        if (id := self._lent.pop(standby, None)) is not None:
+        self.regain(self.part_with(standby))
+
+    def part_with(self, standby: int) -> str:
+        """The standby is a rank now of a group that has no share here: its GPU, until that is ``regain``ed."""
+        return self._lent.pop(standby, "")
+
+    def regain(self, id: str) -> None:
+        """A GPU is to be lent again; nothing if it has no name."""
+        if id:
             self._spare.append(id)
 
     def lent(self) -> dict[int, str]:

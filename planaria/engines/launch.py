@@ -31,7 +31,8 @@ class Launch:
     host: str = "127.0.0.1"  # where ranks bind the stores that their peers connect to
     nproc: int = 1
     nnodes: int = 1
-    node: int = 0  # the number of this node among them
+    node: int = 0  # the number of this node among them; one beyond them has standbys only
+    spread: bool = False  # ranks of a group may be on several nodes
     master: str = "127.0.0.1"  # where the groups' nodes reach node 0
     device: str | None = None  # cpu, cuda, or what there is
     exact: str | None = None  # what is promised: bits, samples, or what the script says
@@ -74,7 +75,7 @@ class Launch:
         """What the other ranks of this node do not have."""
         return {
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank - self.ranks.start),
+            "LOCAL_RANK": str(rank % self.nproc),  # also of one that has come from another node
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RESTART_COUNT": str(member.incarnation),
             "REPLICA_GROUP_ID": str(member.group),
@@ -103,7 +104,7 @@ class Launch:
             "PLANARIA_REDUCTION": self.reduction,
             "PLANARIA_HOST": self.host,
         }
-        if self.nnodes > 1 and (interface := _interface_of(self.host)):
+        if self.spread and (interface := _interface_of(self.host)):
             # gloo and NCCL would take the one of the host's name, or the first: perhaps none that other nodes reach.
             env.setdefault("GLOO_SOCKET_IFNAME", interface)
             env.setdefault("NCCL_SOCKET_IFNAME", interface)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -32,6 +32,7 @@ class _Life:
     dying: bool = False  # and told so
     joins: bool = False  # takes the place of a lost rank
     tries: int = 0  # a standby: the rank as which it tries itself
+    gpu: str = ""  # of this node, while the rest of its group's share is on others
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class LocalEngine:
         become_subreaper()
         self._launch = launch
         self._shares = Shares(gpus or Gpus(), launch.nproc, standbys)
+        self._standbys = standbys
         self._tell: Callable[[Change], None] = lambda change: None
         self._lives: dict[Rank, _Life] = {}
         self._shared: dict[Member, _Shared] = {}
@@ -100,19 +102,27 @@ class LocalEngine:
             self._forks[member, rank] = asyncio.get_running_loop().create_task(self._fork(member, rank))
 
     def delete(self, group: int, incarnation: int, signum: int = signal.SIGKILL, rank: int | None = None) -> None:
-        every = self._launch.ranks if group != STANDBYS else (0,)
-        for each in every if rank is None else (rank,):
-            life = self._lives.get((Member(group, incarnation), each))
-            if life is not None and life.pid:
+        for (member, each), life in self._lives.items():
+            if member != Member(group, incarnation) or rank not in (None, each):
+                continue
+            if life.pid:
                 kill_group(life.pid, signum)
-            elif life is not None:
+            else:
                 life.signals += (signum,)
 
     def regroup(
-        self, member: Member, newer: Member, rank: int, standby: int | None = None, port: int | None = None
+        self,
+        member: Member,
+        newer: Member,
+        rank: int,
+        standby: int | None = None,
+        port: int | None = None,
+        kept: Collection[int] | None = None,
+        here: bool = True,
     ) -> int | None:
-        """``port``: as in ``create``; the master node has made sure of all ranks, but some may have ended since."""
-        kept = [each for each in self._launch.ranks if each != rank]
+        """``port``: as in ``create``; the master node has made sure of all ranks, but some may have ended since.
+        ``kept``: the ranks that live on on this node; None: all others. ``here``: the new process is on this node."""
+        kept = [each for each in self._launch.ranks if each != rank] if kept is None else kept
         others = {each: life for each in kept if (life := self._lives.get((member, each))) is not None}
         whole = len(others) == len(kept) and all(life.pid and not life.dying for life in others.values())
         if port is None and not whole:
@@ -120,19 +130,24 @@ class LocalEngine:
         held = hold_port() if port is None else None
         if held is not None:
             port = int(held.getsockname()[1])
-        gpus = self._shares.env(newer.group, {other.group for other in self._shared})
+        at_home = any(each in self._launch.ranks for each in [*others, *([rank] if here else [])])
+        living = {other.group for other in self._shared}
+        gpus = self._shares.env(newer.group, living) if at_home or self._launch.world == 1 else {}
         shared = self._shared[newer] = _Shared(port or 0, held, gpus, founder=False)
         loop = asyncio.get_running_loop()
         for each, life in others.items():
             self._lives[newer, each] = self._lives.pop((member, each))
             loop.add_reader(life.pidfd, self._gone, newer, each)  # takes the place of the older one
-        if standby is not None:
-            spare = Member(STANDBYS, standby)
+        spare = Member(STANDBYS, standby or 0)
+        if here and standby is not None and (spare, 0) in self._lives:
             life = self._lives[newer, rank] = self._lives.pop((spare, 0))
             loop.add_reader(life.pidfd, self._gone, newer, rank)
             self._shared.pop(spare)
-            shared.gpus = self._shares.give(newer.group, rank - self._launch.ranks.start, standby)
-        elif rank in self._launch.ranks:
+            if rank in self._launch.ranks or self._launch.world == 1:
+                shared.gpus = self._shares.give(newer.group, rank - self._launch.ranks.start, standby)
+            else:
+                life.gpu = self._shares.part_with(standby)
+        elif here and standby is None:
             self._lives[newer, rank] = _Life(joins=True)
             self._forks[newer, rank] = loop.create_task(self._fork(newer, rank))
         for one in (member, newer):
@@ -140,7 +155,7 @@ class LocalEngine:
                 self._leave(one)
         return port
 
-    def prepare(self, number: int, rank: int) -> bool:
+    def prepare(self, number: int, rank: int, node: int = 0) -> bool:
         gpus = self._shares.lend(number)
         if gpus is None:
             return False
@@ -159,10 +174,21 @@ class LocalEngine:
             env["LOCAL_RANK"] = "0"  # it sees one GPU
         return env
 
+    def standbys(self) -> Mapping[int, int]:
+        return {0: self._standbys}
+
+    def nodes(self) -> Mapping[int, str]:
+        return {}
+
+    def node_of(self, member: Member, rank: int) -> int:
+        return 0
+
+    def home_of(self, rank: int) -> int:
+        return 0
+
     def look(self, member: Member) -> None:
-        for rank in self._launch.ranks if member.group != STANDBYS else (0,):
-            life = self._lives.get((member, rank))
-            if life is not None and life.pid and not life.dying and (code := ending(life.pid)) is not None:
+        for (other, rank), life in list(self._lives.items()):
+            if other == member and life.pid and not life.dying and (code := ending(life.pid)) is not None:
                 life.dying = True
                 self._tell(Dying(member, code, describe(code), rank))
 
@@ -172,9 +198,11 @@ class LocalEngine:
 
     def placed(self) -> dict[str, tuple[int, int]]:
         found = {}
-        for member, rank in self._lives:
-            gpus = self._shares.of(member.group)
-            if (at := rank - self._launch.ranks.start) < len(gpus):
+        for (member, rank), life in self._lives.items():
+            gpus, at = self._shares.of(member.group), rank - self._launch.ranks.start
+            if life.gpu:
+                found[life.gpu] = (member.group, rank)
+            elif 0 <= at < len(gpus):
                 found[gpus[at]] = (member.group, rank)
         return found
 
@@ -282,6 +310,7 @@ class LocalEngine:
 
     def _forget(self, member: Member, rank: int) -> _Life:
         life = self._lives.pop((member, rank))
+        self._shares.regain(life.gpu)
         if not any(other == member for other, _ in self._lives):
             self._leave(member)
         return life

@@ -3,6 +3,9 @@
 The other nodes run helpers (``planaria.agent.helper``), which connect to this one and create, delete, list and watch
 ranks for it. A helper that is out of reach has lost its ranks: it kills them when it notices that itself, and nothing
 is started on its node before it is back.
+
+Groups begin on the first ``Terms.nnodes`` nodes, each of which has a run of their ranks. A rank may come to another of
+the nodes, or to one beyond these, by a standby that is there. Rank 0 stays: its node is where the others meet.
 """
 
 from __future__ import annotations
@@ -10,15 +13,27 @@ from __future__ import annotations
 import asyncio
 import signal
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from planaria.core.exits import EXIT_FAILED
 from planaria.core.health import reading_from
 from planaria.core.liveness import ProgressSample
-from planaria.core.messages import Member, Order, Phase
-from planaria.engines.base import Broken, Change, Dying, Ended, Felt, Instance, Progress, Remains, Started
+from planaria.core.messages import STANDBYS, Member, Order, Phase
+from planaria.engines.base import (
+    Broken,
+    Change,
+    Dying,
+    Ended,
+    Felt,
+    Instance,
+    Nodes,
+    Progress,
+    Remains,
+    Started,
+    Warm,
+)
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
 from planaria.engines.nodestream import NodeStream, Word, listen
@@ -45,6 +60,9 @@ class _Node:
     number: int
     name: str  # of the helper's life on its machine
     stream: NodeStream
+    standbys: int = 0  # that it is to keep
+    gpus: bool = False  # it has some, so it can have no more standbys than that
+    cast: dict[int, tuple[int, int]] = field(default_factory=dict)  # standbys that came to be ranks: (group, rank)
     alive: dict[tuple[Member, int], int] = field(default_factory=dict)  # ranks that have not ended: their pids, or 0
 
 
@@ -65,6 +83,7 @@ class SpreadEngine:
         self._note = note
         self._tell: Callable[[Change], None] = lambda change: None
         self._nodes: dict[int, _Node] = {}
+        self._places: dict[Member, dict[int, int]] = {}  # the node of each rank, of the newest life of every group
         self._waiting: dict[
             Member, bool
         ] = {}  # by whether they are founders: created, and not started yet because a node is missing
@@ -107,23 +126,53 @@ class SpreadEngine:
                 node.stream.send({"delete": [group, incarnation], "signal": signum, "rank": rank})
 
     def regroup(self, member: Member, newer: Member, rank: int, standby: int | None = None) -> int | None:
-        kept = [(node, each) for node in self._nodes.values() for each in self._ranks_of(node.number) if each != rank]
-        if self._missing() or not all(node.alive.get((member, each)) for node, each in kept):
+        at = self.home_of(rank) if standby is None else self._node_with(standby)
+        places = self._places.get(member)
+        if places is None or at not in (0, *self._nodes):
             return None
-        port = self._local.regroup(member, newer, rank)
+        kept = {each: number for each, number in places.items() if each != rank}
+        if not all(self._lives(number, member, each) for each, number in kept.items() if number):
+            return None
+        ours = [each for each, number in kept.items() if number == 0]
+        port = self._local.regroup(member, newer, rank, standby, kept=ours, here=at == 0)
         if port is None:
             return None
-        for node, each in kept:
-            node.alive[newer, each] = node.alive.pop((member, each))
-        for node in self._nodes.values():
-            if rank in self._ranks_of(node.number):
-                node.alive[newer, rank] = 0
-            word: Word = {"regroup": [member.group, member.incarnation], "newer": newer.incarnation}
-            node.stream.send({**word, "rank": rank, "port": port})
+        self._place(newer, {**kept, rank: at})
+        for number, node in self._nodes.items():
+            here = [each for each, place in kept.items() if place == number]
+            for each in here:
+                node.alive[newer, each] = node.alive.pop((member, each))
+            if at == number:
+                pid = 0 if standby is None else node.alive.pop((Member(STANDBYS, standby), 0))
+                node.alive[newer, rank] = pid
+                if standby is not None:
+                    node.cast[standby] = newer.group, rank
+            if here or at == number:
+                word: Word = {"regroup": [member.group, member.incarnation], "newer": newer.incarnation}
+                node.stream.send({**word, "rank": rank, "port": port, "here": at == number, "standby": standby})
         return port
 
-    def prepare(self, number: int, rank: int) -> bool:
-        return False
+    def prepare(self, number: int, rank: int, node: int = 0) -> bool:
+        if node == 0:
+            return self._local.prepare(number, rank)
+        there = self._nodes.get(node)
+        if there is None or (there.gpus and len(_standbys_of(there)) >= there.standbys):
+            return False
+        there.alive[Member(STANDBYS, number), 0] = 0
+        there.stream.send({"prepare": number, "rank": rank})
+        return True
+
+    def standbys(self) -> Mapping[int, int]:
+        return {**self._local.standbys(), **{number: node.standbys for number, node in self._nodes.items()}}
+
+    def nodes(self) -> Mapping[int, str]:
+        return {number: node.name for number, node in self._nodes.items()}
+
+    def node_of(self, member: Member, rank: int) -> int:
+        return self._places.get(member, {}).get(rank, self.home_of(rank))
+
+    def home_of(self, rank: int) -> int:
+        return rank // self._terms.nproc
 
     def environ_of(self, member: Member, rank: int) -> dict[str, str]:
         return self._local.environ_of(member, rank)
@@ -210,8 +259,8 @@ class SpreadEngine:
             ours = asdict(self._terms)
             odd = next((key for key in ours if terms.get(key) != ours[key]), "a flag of a newer release")
             problem = f"node {number} was started with another {odd} than node 0: {terms.get(odd)}, not {ours.get(odd)}"
-        elif not 1 <= number < self._terms.nnodes:
-            problem = f"there is no node {number} beside node 0 in groups of {self._terms.nnodes} nodes"
+        elif number < 1 or (number >= self._terms.nnodes and not int(word["standbys"])):
+            problem = f"groups of {self._terms.nnodes} nodes need no node {number}, and it has no --standbys for them"
         elif before is not None and before.name != name:
             problem = f"node {number} is served by {before.name} already; give every node a --node-rank of its own"
         if problem:
@@ -220,10 +269,11 @@ class SpreadEngine:
             return None
         if before is not None:  # it noticed earlier than we did that its connection was lost
             self._lost(before)
-        node = self._nodes[number] = _Node(number, name, stream)
+        node = self._nodes[number] = _Node(number, name, stream, int(word["standbys"]), bool(word["gpus"]))
         stream.send({"welcome": self._launch.job, "run": self._run})
         self._note("node", f"node {number} is there ({name})")
         self._start_waiting()
+        self._tell(Nodes())
         return node
 
     def _start_waiting(self) -> None:
@@ -233,15 +283,27 @@ class SpreadEngine:
         for member, founder in waiting.items():
             self._local.create(member.group, member.incarnation, founder)
             port = self._local.port_of(member)
+            places = {rank: self.home_of(rank) for rank in range(self._launch.world)}
+            self._place(member, places)
             for node in self._nodes.values():
-                node.alive |= {(member, rank): 0 for rank in self._ranks_of(node.number)}
+                if node.number >= self._terms.nnodes:
+                    continue
+                node.alive |= {(member, rank): 0 for rank, at in places.items() if at == node.number}
                 node.stream.send({"create": [member.group, member.incarnation], "founder": founder, "port": port})
 
     def _missing(self) -> Sequence[int]:
         return [number for number in range(1, self._terms.nnodes) if number not in self._nodes]
 
-    def _ranks_of(self, number: int) -> range:
-        return range(number * self._terms.nproc, (number + 1) * self._terms.nproc)
+    def _place(self, member: Member, places: dict[int, int]) -> None:
+        self._places = {other: theirs for other, theirs in self._places.items() if other.group != member.group}
+        self._places[member] = places
+
+    def _lives(self, number: int, member: Member, rank: int) -> bool:
+        node = self._nodes.get(number)
+        return node is not None and node.alive.get((member, rank), 0) > 0
+
+    def _node_with(self, standby: int) -> int:
+        return next((number for number, node in self._nodes.items() if standby in _standbys_of(node)), 0)
 
     def _lost(self, node: _Node) -> None:
         if self._nodes.get(node.number) is not node:
@@ -250,8 +312,10 @@ class SpreadEngine:
         why = f"node {node.number} is out of reach: {node.stream.why or 'its connection was closed'}"
         if self._server is not None and self._server.is_serving():
             self._note("node", why)
-        for member, rank in list(node.alive):
+        # Its standbys first: they must not take the places of its ranks.
+        for member, rank in sorted(node.alive, reverse=True):
             self._tell(Ended(member, None, why, rank))
+        self._tell(Nodes())
 
     def _never_started(self, member: Member) -> None:
         for rank in range(self._terms.nnodes * self._terms.nproc):
@@ -264,14 +328,17 @@ class SpreadEngine:
                     node.alive[Member(group, incarnation), rank] = pid
                     self._tell(Started(Member(group, incarnation), pid, rank))
             case {"dying": [int(group), int(incarnation)], "rank": int(rank), "code": int(code), "cause": str(cause)}:
-                member = _meant(node, Member(group, incarnation), rank)
+                member, rank = _meant(node, Member(group, incarnation), rank)
                 if (member, rank) in node.alive:
                     self._tell(Dying(member, code, cause, rank))
             case {"ended": [int(group), int(incarnation)], "rank": int(rank), "code": code, "cause": str(cause)}:
-                member = _meant(node, Member(group, incarnation), rank)
+                member, rank = _meant(node, Member(group, incarnation), rank)
                 if node.alive.pop((member, rank), None) is not None:
                     remains = Remains(dict(word["error"]), Path(f"{node.name}:{word['log']}"))
                     self._tell(Ended(member, None if code is None else int(code), cause, rank, remains))
+            case {"warm": int(standby)}:
+                if standby in _standbys_of(node):
+                    self._tell(Warm(standby))
             case {"pages": list(pages)}:
                 for group, incarnation, rank, *sample in pages:
                     if (Member(group, incarnation), rank) in node.alive:
@@ -287,13 +354,21 @@ class SpreadEngine:
                 raise ProtocolError(f"a word of no known kind: {', '.join(word)}")
 
 
-def _meant(node: _Node, member: Member, rank: int) -> Member:
-    """Whose rank a word of ``node`` is about: it may have been on its way when the rank became a newer member's."""
+def _meant(node: _Node, member: Member, rank: int) -> tuple[Member, int]:
+    """Whose rank a word of ``node`` is about: it may have been on its way when the rank became a newer member's, or a
+    standby a rank."""
     if (member, rank) not in node.alive:
+        group, incarnation = member.group, member.incarnation
+        if group == STANDBYS:
+            (group, rank), incarnation = node.cast.get(incarnation, (group, rank)), -1
         for other, each in node.alive:
-            if each == rank and other.group == member.group and other.incarnation > member.incarnation:
-                return other
-    return member
+            if each == rank and other.group == group and other.incarnation > incarnation:
+                return other, rank
+    return member, rank
+
+
+def _standbys_of(node: _Node) -> list[int]:
+    return [member.incarnation for member, _ in node.alive if member.group == STANDBYS]
 
 
 def sample_from(row: Iterable[int]) -> ProgressSample:

@@ -64,9 +64,10 @@ class OperatorClient:
     def drain(self, group: int, job: str = "") -> str:
         return self._verb(self._stub.Drain, pb.GroupRequest, job=job, group=group)
 
-    def migrate(self, group: int, rank: int, job: str = "", drains: bool = False, to: str = "") -> str:
-        """``to``: the node to which all of the group moves; empty: only the rank moves."""
-        fields: dict[str, int | str] = {"group": group, "rank": rank, "drains": drains, "to": to}
+    def migrate(self, group: int, rank: int | None, job: str = "", drains: bool = False, to: str = "") -> str:
+        """``to``: the node where the new process is to be. Without a ``rank`` all of the group moves there."""
+        fields: dict[str, int | str] = {"group": group, "rank": rank or 0, "drains": drains, "to": to}
+        fields["whole"] = rank is None
         return self._verb(self._stub.Migrate, pb.MigrateRequest, job=job, **fields)
 
     def drain_node(self, node: str, device: str, job: str = "", undrain: bool = False) -> str:

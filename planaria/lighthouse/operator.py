@@ -80,17 +80,19 @@ class Operators(LighthouseServicer):
         self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
     ) -> pb.Done:
         def verb(job: Job) -> tuple[Verb, str]:
-            if request.to:
-                node, group = checks.name(request.to, "a node"), request.group
+            node = checks.name(request.to, "a node", empty=not request.whole)
+            if request.whole:
+                group = request.group
                 text = f"group {group} moves to node {node} when it is ready there"
                 return lambda now: job.machine.move(group, node, now), text
             group, rank = request.group, checks.rank(request.rank)
             share = request.share if request.HasField("share") else None
             machine, reason = job.machine, checks.clip(request.reason)
             text = f"rank {rank} of group {group} moves when another process is ready to take its place"
+            text += f" on node {node}" if node else ""
             if request.drains:
                 return lambda now: machine.drain_rank(group, rank, now), text + ", and nobody comes to its GPU after it"
-            return lambda now: machine.migrate(group, rank, now, reason, share), text
+            return lambda now: machine.migrate(group, rank, now, reason, share, to=node), text
 
         return await self._operate(request.job, verb, context)
 

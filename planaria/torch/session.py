@@ -98,6 +98,7 @@ class Session:
         self._run = NO_QUORUM  # for which all ranks of the group were
         self._looked = NO_QUORUM  # for which they have looked
         self.stays = False  # another rank of the group moves: that the group is left out ends this one not
+        self._waits = False  # another is lost, and the agent seeks a process for its place
         self._shard_seconds = 0.0  # what the group needed for a shard lately
         self._phase = Phase.STARTING
         self._introduce: Introduce
@@ -162,7 +163,8 @@ class Session:
             case Resume():
                 self._told = order.run
             case Stay():
-                self.stays = order.rank != self.world.rank
+                self._waits = self._waits or order.lost
+                self.stays = order.rank != self.world.rank if not order.lost else self.stays
             case _:
                 pass  # for the agent, not for a rank
         self.bell.ring()
@@ -299,7 +301,7 @@ class Session:
         if self._control is not None:
             # The agent knows why and ends this rank too, or an order that says why is on its way to it; but nobody ends
             # it if the other one left in order.
-            self.bell.wait_for(lambda: self.bereaved or self._failure is not None, LAST_WORD_SECONDS)
+            self._await_word()
         if self._failure is None and self.bereaved:
             raise Bereaved from error
         raise self._failure or gone
@@ -319,8 +321,13 @@ class Session:
         hears of a death when the others do, and its order needs a moment."""
         if self._control is None or not self.world.renewable:
             return False
-        self.bell.wait_for(lambda: self.bereaved or self._failure is not None, LAST_WORD_SECONDS)
+        self._await_word()
         return self.bereaved
+
+    def _await_word(self) -> None:
+        """Of the agent, about a rank that is gone."""
+        self.bell.wait_for(lambda: self.bereaved or self._failure is not None or self._waits, LAST_WORD_SECONDS)
+        self.bell.wait(lambda: self.bereaved or self._failure is not None or not self._waits, lambda: False)
 
     def await_move(self) -> bool:
         """The group is left out until the rank that moves has left it, and another process is there. False if all of
@@ -340,7 +347,7 @@ class Session:
                 order, self._regroup = self._regroup, None
             try:
                 if order is not None:
-                    self.member, self.stays = order.member, False
+                    self.member, self.stays, self._waits = order.member, False, False
                     self._run = self._looked = NO_QUORUM
                     name = str(order.member)
                     self.world.renew(order.port, name, self.bell, lambda: self.bereaved or bool(self._failure))

@@ -139,10 +139,12 @@ def _report_out(report: Report) -> pb.Report:
             return pb.Report(hello=_hello_out(report))
         case Synced():
             return pb.Report(synced=pb.Synced())
-        case Heartbeat(pulses, warm):
+        case Heartbeat(pulses, warm, nodes):
             checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
             shown = [_pulse_out(pulse) for pulse in pulses]
-            return pb.Report(heartbeat=pb.Heartbeat(pulses=shown, warm=checks.rank(warm)))
+            checks.length(len(nodes), checks.MAX_MEMBERS, "nodes in a heartbeat")
+            helping = [pb.HelpingNode(number=checks.rank(n), name=checks.name(name, "a node")) for n, name in nodes]
+            return pb.Report(heartbeat=pb.Heartbeat(pulses=shown, warm=checks.rank(warm), nodes=helping))
         case Present(member, rank):
             return pb.Report(present=pb.Present(member=encode_member(member), rank=checks.rank(rank)))
         case Ready():
@@ -199,7 +201,10 @@ def _report_in(message: pb.Report) -> Report:
         case "heartbeat":
             pulses = message.heartbeat.pulses
             checks.length(len(pulses), checks.MAX_MEMBERS, "pulses in a heartbeat")
-            return Heartbeat(tuple(_pulse_in(pulse) for pulse in pulses), checks.rank(message.heartbeat.warm))
+            helping = message.heartbeat.nodes
+            checks.length(len(helping), checks.MAX_MEMBERS, "nodes in a heartbeat")
+            nodes = tuple((checks.rank(node.number), checks.name(node.name, "a node")) for node in helping)
+            return Heartbeat(tuple(_pulse_in(each) for each in pulses), checks.rank(message.heartbeat.warm), nodes)
         case "present":
             return Present(decode_member(message.present.member), checks.rank(message.present.rank))
         case "ready":
@@ -392,14 +397,16 @@ def _order_out(order: Order) -> pb.Order:
             return pb.Order(stop=pb.Stop(reason=clip(reason)))
         case Resume(reason, run):
             return pb.Order(resume=pb.Resume(reason=clip(reason), run=encode_quorum_id(run)))
-        case Migrate(group, rank, drains):
-            return pb.Order(migrate=pb.Migrate(group=checks.group(group), rank=checks.rank(rank), drains=drains))
+        case Migrate(group, rank, drains, node):
+            where = None if node is None else checks.rank(node)
+            wish = pb.Migrate(group=checks.group(group), rank=checks.rank(rank), drains=drains, node=where)
+            return pb.Order(migrate=wish)
         case Host(member, joins, off):
             return pb.Order(host=pb.Host(member=encode_member(member), joins=joins, off=off))
         case Close(device, opens):
             return pb.Order(close=pb.Close(device=name(device, "a device", empty=True), opens=opens))
-        case Stay(rank):
-            return pb.Order(stay=pb.Stay(rank=checks.rank(rank)))
+        case Stay(rank, lost):
+            return pb.Order(stay=pb.Stay(rank=checks.rank(rank), lost=lost))
         case Regroup(member, port):
             return pb.Order(regroup=pb.Regroup(member=encode_member(member), port=_port(port)))
         case Cast(member, rank, environ):
@@ -434,13 +441,14 @@ def _order_in(message: pb.Order) -> Order:
             return Resume(text(message.resume.reason, "a reason"), decode_quorum_id(message.resume.run))
         case "migrate":
             migrate = message.migrate
-            return Migrate(checks.group(migrate.group), checks.rank(migrate.rank), migrate.drains)
+            node = checks.rank(migrate.node) if migrate.HasField("node") else None
+            return Migrate(checks.group(migrate.group), checks.rank(migrate.rank), migrate.drains, node)
         case "host":
             return Host(decode_member(message.host.member), message.host.joins, message.host.off)
         case "close":
             return Close(name(message.close.device, "a device", empty=True), message.close.opens)
         case "stay":
-            return Stay(checks.rank(message.stay.rank))
+            return Stay(checks.rank(message.stay.rank), message.stay.lost)
         case "regroup":
             return Regroup(decode_member(message.regroup.member), _port(message.regroup.port))
         case "cast":

@@ -177,12 +177,22 @@ class Pulse(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("pulses", "warm")
+    __slots__ = ("pulses", "warm", "nodes")
     PULSES_FIELD_NUMBER: _ClassVar[int]
     WARM_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     pulses: _containers.RepeatedCompositeFieldContainer[Pulse]
     warm: int
-    def __init__(self, pulses: _Optional[_Iterable[_Union[Pulse, _Mapping[str, object]]]] = ..., warm: _Optional[int] = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[HelpingNode]
+    def __init__(self, pulses: _Optional[_Iterable[_Union[Pulse, _Mapping[str, object]]]] = ..., warm: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[HelpingNode, _Mapping[str, object]]]] = ...) -> None: ...
+
+class HelpingNode(_message.Message):
+    __slots__ = ("number", "name")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Fact(_message.Message):
     __slots__ = ("key", "value")
@@ -413,14 +423,16 @@ class Resume(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., run: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
 
 class Migrate(_message.Message):
-    __slots__ = ("group", "rank", "drains")
+    __slots__ = ("group", "rank", "drains", "node")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DRAINS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     group: int
     rank: int
     drains: bool
-    def __init__(self, group: _Optional[int] = ..., rank: _Optional[int] = ..., drains: bool = ...) -> None: ...
+    node: int
+    def __init__(self, group: _Optional[int] = ..., rank: _Optional[int] = ..., drains: bool = ..., node: _Optional[int] = ...) -> None: ...
 
 class Host(_message.Message):
     __slots__ = ("member", "joins", "off")
@@ -441,10 +453,12 @@ class Close(_message.Message):
     def __init__(self, device: _Optional[str] = ..., opens: bool = ...) -> None: ...
 
 class Stay(_message.Message):
-    __slots__ = ("rank",)
+    __slots__ = ("rank", "lost")
     RANK_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     rank: int
-    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+    lost: bool
+    def __init__(self, rank: _Optional[int] = ..., lost: bool = ...) -> None: ...
 
 class Regroup(_message.Message):
     __slots__ = ("member", "port")
@@ -551,7 +565,7 @@ class KillRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., signal: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("job", "group", "rank", "reason", "share", "drains", "to")
+    __slots__ = ("job", "group", "rank", "reason", "share", "drains", "to", "whole")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +573,7 @@ class MigrateRequest(_message.Message):
     SHARE_FIELD_NUMBER: _ClassVar[int]
     DRAINS_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: int
     rank: int
@@ -566,7 +581,8 @@ class MigrateRequest(_message.Message):
     share: float
     drains: bool
     to: str
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ..., drains: bool = ..., to: _Optional[str] = ...) -> None: ...
+    whole: bool
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., share: _Optional[float] = ..., drains: bool = ..., to: _Optional[str] = ..., whole: bool = ...) -> None: ...
 
 class NodeRequest(_message.Message):
     __slots__ = ("job", "node", "device", "undrain")

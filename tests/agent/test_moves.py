@@ -34,9 +34,10 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         def make_engine(path: Path) -> LocalEngine:
-            return LocalEngine(Launch("job", 2, "script", (), directory, path, nproc=2, environ=plain_environ()))
+            launch = Launch("job", 2, "script", (), directory, path, nproc=2, environ=plain_environ())
+            return LocalEngine(launch, standbys=1)
 
-        assignment = Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2, ranks_here=2, standbys=1)
+        assignment = Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2)
         self.events = EventLog(directory / "events.jsonl")
         self.agent = Agent(assignment, make_engine, self.events)
         self.told: list[Report] = []
@@ -76,7 +77,7 @@ def test_one_after_the_other(bench: Bench) -> None:
     for rank in (1, 0, 1, 0):
         bench.asks(rank)
     assert life.moving is life.ranks[1] and bench.told == [Leaving(GROUP)]
-    assert bench.agent.moves.waiting == 2, "the standby is for one of them"
+    assert len(bench.agent.moves.waiting()) == 2, "the standby is for one of them"
     life.moving = None
     bench.agent.moves.tick()
     assert life.moving is life.ranks[0]
@@ -87,7 +88,7 @@ def test_a_move_is_put_off_while_the_group_is_left_out_for_another_reason(bench:
     bench.asks(1)
     bench.agent._on_report(Ready(GROUP, "a:1", (), "", 4, 9, QuorumId(1, 2)))
     bench.agent.moves.tick()
-    assert life.moving is None and bench.agent.moves.waiting == 1
+    assert life.moving is None and len(bench.agent.moves.waiting()) == 1
     life.adopted = life.settled = True  # it is back
     bench.agent.moves.tick()
     assert life.moving is life.ranks[1] and [type(each) for each in bench.told] == [Leaving, Ready, Leaving]
@@ -97,7 +98,7 @@ def test_a_group_that_leaves_for_good_moves_nothing(bench: Bench) -> None:
     life = bench.life(GROUP)
     bench.asks(1)
     bench.agent.orders.obey(Drain(GROUP))
-    assert life.moving is None and bench.agent.moves.waiting == 0
+    assert life.moving is None and len(bench.agent.moves.waiting()) == 0
 
 
 def test_who_has_been_replaced_need_not_move(bench: Bench) -> None:
@@ -107,13 +108,13 @@ def test_who_has_been_replaced_need_not_move(bench: Bench) -> None:
     life.ranks[1] = RankLife(1, bench.agent.assignment.directory, ProgressWatch())
     life.settled = True
     bench.agent.moves.tick()
-    assert bench.agent.moves.waiting == 0 and "need not move any more" in bench.words()[-1]
+    assert len(bench.agent.moves.waiting()) == 0 and "need not move any more" in bench.words()[-1]
 
 
 def test_without_a_guard_it_is_told_that_the_rank_stays(bench: Bench) -> None:
     bench.life(GROUP, guarded=False)
     bench.asks(1)
-    assert bench.agent.moves.waiting == 0 and "stays where it is" in bench.words()[-1]
+    assert len(bench.agent.moves.waiting()) == 0 and "stays where it is" in bench.words()[-1]
 
 
 def test_a_rank_of_the_only_group_stays_although_its_state_has_copies(bench: Bench) -> None:
@@ -128,14 +129,14 @@ def test_a_rank_of_the_only_group_stays_although_its_state_has_copies(bench: Ben
 
 
 def test_a_standby_for_a_move_ends_with_it(bench: Bench) -> None:
-    bench.agent.assignment = Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), bench.agent.assignment.directory)
+    bench.agent.engine.standbys = lambda: {0: 0}  # type: ignore[method-assign]
     life = bench.life(GROUP)
     bench.asks(1)
     bench.agent.standbys.tick(1.0)
-    assert bench.agent.standbys.warm == 1, "the rank has not left yet"
+    assert bench.agent.standbys.warm_for(0) == 1, "the rank has not left yet"
     life.moving = None
     bench.agent.standbys.tick(1.0)
-    assert bench.agent.standbys.warm == 0
+    assert bench.agent.standbys.warm_for(0) == 0
 
 
 async def test_the_others_do_not_wait_for_a_new_rank_that_ended_before_it_met_them(bench: Bench) -> None:
@@ -157,6 +158,49 @@ def test_a_script_that_fails_in_every_try_is_tried_no_more(bench: Bench) -> None
         standbys._living[number] = Standby(number, 0)
         standbys.ended(Ended(Member(STANDBYS, number), code, "ended"))
     assert standbys.given_up
+
+
+def test_a_standby_that_hangs_in_its_try_is_ended_and_the_move_told(bench: Bench) -> None:
+    life, standbys = bench.life(GROUP), bench.agent.standbys
+    standbys._living.clear()
+    bench.agent.engine.prepare = lambda number, rank, node=0: True  # type: ignore[method-assign]
+    life.settle_seconds = 20.0
+    bench.asks(1)
+    for number in range(3):
+        standbys._prepare(0)
+        standbys._living[number].began -= 99.0
+        standbys._end_those_that_hang(time.monotonic())
+        assert not standbys._living[number].late, "five times as long as a group's start"
+        standbys._living[number].began -= 2.0
+        standbys._end_those_that_hang(time.monotonic())
+        standbys.ended(Ended(Member(STANDBYS, number), -9, "killed by SIGKILL"))
+    assert standbys.given_up and bench.agent.moves.waiting() == []
+    (text,) = [e.text for e in bench.events.newest if e.kind == "unprepared" and "standby 0 " in e.text]
+    assert "is not warm after 101 s (limit 100 s" in text and "and was killed" in text
+
+
+def test_a_standby_that_is_ended_for_a_drain_has_not_failed(bench: Bench) -> None:
+    for number in range(5):
+        bench.agent.standbys._living = {number: Standby(number, 0)}
+        bench.agent.standbys.end("its node is drained")
+        bench.agent.standbys.ended(Ended(Member(STANDBYS, number), -9, "killed by SIGKILL"))
+    assert not [event for event in bench.events.newest if event.kind == "unprepared"]
+    assert bench.agent.standbys._due == 0.0
+
+
+def test_only_a_standby_of_the_same_node_can_be_rank_0(bench: Bench) -> None:
+    bench.agent.standbys._living = {1: Standby(1, 1, warm=True, node=2), 2: Standby(2, 1, warm=True)}
+    take = bench.agent.standbys.take
+    assert (take(0).number, take(1).number, take(1, 2).number) == (2, 2, 1)  # type: ignore[union-attr]
+    bench.agent.standbys._living.pop(2)
+    assert take(0) is None and take(1).number == 1  # type: ignore[union-attr]
+
+
+def test_a_move_to_a_node_that_is_gone_is_given_up(bench: Bench) -> None:
+    life = bench.life(GROUP)
+    bench.agent.moves.ask(Migrate(1, 1, node=2))
+    bench.agent.moves.tick()
+    assert life.moving is None and "stays where it is: node 2 is out of reach" in bench.words()[-1]
 
 
 def test_files_of_living_ranks_are_found_after_any_number_of_losses(tmp_path: Path) -> None:

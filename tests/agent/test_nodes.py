@@ -196,7 +196,7 @@ def test_a_stranger_at_the_address_of_node_0(start_run: StartRun, address: str) 
 def test_bad_words(start_run: StartRun, address: str) -> None:
     for words, part in (
         (("--nnodes", "0"), "--nnodes 0: a group has at least one node"),
-        (("--nnodes", "2", "--node-rank", "2"), "--node-rank 2: must be between 0 and 1"),
+        (("--nnodes", "2", "--node-rank", "2"), "begin on nodes 0 to 1; a node beyond them has standbys for them"),
         (("--nnodes", "2", "--group-addr", "here"), "--group-addr 'here' is not of the form host:port"),
         (
             ("--nnodes", "2", "--group-addr", "203.0.113.1:1"),

@@ -46,7 +46,9 @@ class Hub:
         self.alive = {A, B}
         self.heard: asyncio.Queue[Report] = asyncio.Queue()
         self.refused: asyncio.Queue[str] = asyncio.Queue()
-        self.hub = RankHub(lambda member: member in self.alive, self.heard.put_nowait, self.refused.put_nowait, ranks)
+        self.hub = RankHub(
+            lambda member: member in self.alive, self.heard.put_nowait, self.refused.put_nowait, lambda member: ranks
+        )
 
     def connect(self) -> socket.socket:
         rank = socket.socket(socket.AF_UNIX)

@@ -217,6 +217,11 @@ def test_if_all_are_suspected_nobody_is_killed() -> None:
     assert plan(spec(2), view, NOW) == []
 
 
+def test_one_rank_is_replaced_where_copies_outlive_it_and_no_group_is_drained_for_that() -> None:
+    view = seen(group(0, suspected_since=NOW - 500, outlives=True))
+    assert [type(action) for action in plan(spec(1), view, NOW)] == [Kill]
+
+
 def test_a_suspect_that_could_not_be_replaced_is_not_killed() -> None:
     view = seen(group(0), group(1, suspected_since=NOW - 500))
     assert plan(spec(2, budget=0), view, NOW) == []

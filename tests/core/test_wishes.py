@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from quorum_desk import Desk, working
@@ -129,6 +130,26 @@ def test_a_rank_that_moves_is_missed_with_its_group() -> None:
     desk.dies(2)
     said = refused(desk, lambda desk: desk.lighthouse.migrate(1, 0, desk.now, "", 0.1))
     assert said.startswith("1 of 5 groups is missing already, and at most 1 may be")
+
+
+def test_a_rank_moves_to_a_node_of_its_agent() -> None:
+    desk = working(2)
+    agent = desk.lighthouse.seen.agents["a1"]
+    agent.nodes = {1: "tick-1f", 3: "tock-2f", 4: "tock-3f"}
+
+    def moves(rank: int, to: str) -> list[Effect]:
+        return desk.lighthouse.migrate(1, rank, desk.now, to=to)
+
+    desk.lighthouse.spec = replace(desk.lighthouse.spec, ranks=4)
+    for to, number in (("1", 1), ("tick-1f", 1), ("tick", 1), ("tock-3f", 4), ("a1", 0), ("0", 0)):
+        assert Send("a1", Migrate(1, 2, node=number)) in moves(2, to)
+    for rank, to, why in (
+        (0, "1", "rank 0 of group 1 speaks for it and is where the others meet, so it stays on node 0"),
+        (2, "a0", "which are 0 (a1), 1 (tick-1f), 3 (tock-2f), 4 (tock-3f); a0 is none of them"),
+        (2, "tock", "several nodes are on tock; say which by its number"),
+    ):
+        assert why in refused(desk, lambda desk, rank=rank, to=to: moves(rank, to))  # type: ignore[misc]
+    assert Send("a1", Migrate(1, 0, node=0)) in moves(0, "0")
 
 
 def test_whatever_they_are_missing_for() -> None:

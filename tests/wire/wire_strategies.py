@@ -92,7 +92,12 @@ pulses = st.builds(
 reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Hello, names, texts, specs, st.booleans(), *[st.lists(texts, max_size=3).map(tuple)] * 2),
     st.builds(Synced),
-    st.builds(Heartbeat, st.lists(pulses, max_size=4).map(tuple), ranks),
+    st.builds(
+        Heartbeat,
+        st.lists(pulses, max_size=4).map(tuple),
+        ranks,
+        st.lists(st.tuples(ranks, names), max_size=3).map(tuple),
+    ),
     st.builds(Present, members, ranks),
     st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids, counts, st.booleans(), quorum_ids),
     st.builds(Adopted, members, quorum_ids, counts),
@@ -116,9 +121,9 @@ orders: st.SearchStrategy[Order] = st.one_of(
     st.builds(Resume, texts, quorum_ids),
     st.builds(Regroup, members, st.integers(1, 65535)),
     st.builds(Cast, members, ranks, facts),
-    st.builds(Migrate, groups, ranks, st.booleans()),
+    st.builds(Migrate, groups, ranks, st.booleans(), st.none() | ranks),
     st.builds(Close, texts, st.booleans()),
-    st.builds(Stay, ranks),
+    st.builds(Stay, ranks, st.booleans()),
 )
 events = st.builds(Event, floats, names, texts, st.integers(-1, checks.MAX_GROUP), facts)
 group_statuses = st.builds(
