@@ -180,6 +180,8 @@ class OperatorClient:
             return UsageError(details)
         if code is grpc.StatusCode.PERMISSION_DENIED:
             return UsageError(f"the lighthouse at {address} refuses: {details}")
+        if "stands by" in details or "leads no more" in details:
+            return UsageError(f"the lighthouse at {address} is of no use now: {details}")
         why, doubt = _why(error), ""
         if code is grpc.StatusCode.UNAVAILABLE and "refused" not in why:  # somebody is there, and hangs up
             doubt = ", with these --credentials" if os.environ.get(ENVIRONMENT) else ", without --credentials"

@@ -142,7 +142,9 @@ class KubernetesElector:
         if status == 409 or (status == 404 and "resourceVersion" in lease["metadata"]):
             return False
         if status == 404:
-            raise StoreAway(f"the Lease {self._where} cannot be made: {kept.get('message', 'there is no such namespace')}")
+            raise StoreAway(
+                f"the Lease {self._where} cannot be made: {kept.get('message', 'there is no such namespace')}"
+            )
         self._object = kept
         return True
 

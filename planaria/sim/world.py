@@ -9,12 +9,13 @@ from planaria.core.founding import RESUMES
 from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
-from planaria.sim.coordinator import Coordinator, Store
+from planaria.sim.coordinator import LIGHTHOUSE, Coordinator, Store
 from planaria.sim.disk import Disk
 from planaria.sim.fabric import Fabric
 from planaria.sim.faults import APPLY
 from planaria.sim.invariants import Checker, Violation
-from planaria.sim.kernel import Kernel
+from planaria.sim.kernel import Kernel, Process
+from planaria.sim.lighthouses import Candidate, Electoral
 from planaria.sim.network import Links
 from planaria.sim.scenario import CONTROL_FAULTS, PLANNED, Fault, Scenario
 from planaria.sim.supervisor import Supervisor
@@ -22,8 +23,8 @@ from planaria.sim.trace import Trace
 from planaria.sim.trainer import Trainer
 
 # Virtual seconds that a job may take to go on and finish once nothing goes wrong any more: the sum of the longest
-# waits of the protocol (founding 10, a silent agent 12, a stall 4, replanning 8), once more for safety.
-PATIENCE = 70.0
+# waits of the protocol (founding 10, a silent agent 12, a stall 4, replanning 8, fail-over 5), once more for safety.
+PATIENCE = 80.0
 LONGEST = 600.0  # for runs in which the trouble does not end by itself
 RESTART_TIME = 0.3  # of a lighthouse that was killed and is not held down by the fault
 
@@ -67,7 +68,11 @@ class World:
             copies=config.copy_every > 0,
         )
         self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
-        self.store = Store()
+        several = config.lighthouses > 1
+        self.store = Electoral(ends_leases=config.seed % 2 == 0) if several else Store()
+        self.candidates: dict[str, Candidate] = {}
+        self.frozen = False  # some lighthouse's clock has stood still
+        self.restart_time = RESTART_TIME
         self.clock_offset = 1000.0
         self.coordinator: Coordinator | None = None
         self.coordinator_down = RESTART_TIME
@@ -88,14 +93,20 @@ class World:
                 self._waiting.append(fault)
             else:
                 self.kernel.after(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
-        self.start_coordinator()
+        if several:
+            for number in range(config.lighthouses):
+                self.start_candidate(f"{LIGHTHOUSE} {number}")
+        else:
+            self.start_coordinator()
         for node in range(config.nodes):
             self.start_supervisor(node)
 
     # --- parts -----------------------------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
-        coordinator = self.coordinator = Coordinator(self)
+        last = self.store.records[-1] if self.store.records else None
+        process, epoch = Process(self.kernel, LIGHTHOUSE), self.store.take_epoch()
+        coordinator = self.coordinator = Coordinator(self, process, LIGHTHOUSE, epoch, last)
 
         def died() -> None:
             if self.coordinator is coordinator:
@@ -105,6 +116,10 @@ class World:
 
         coordinator.process.on_death.append(died)
         self.emit("lighthouse up", -1, "a lighthouse of epoch {} serves", coordinator.core.epoch)
+
+    def start_candidate(self, place: str) -> None:
+        assert isinstance(self.store, Electoral)
+        self.candidates[place] = Candidate(self, self.store, place)
 
     def start_supervisor(self, node: int) -> None:
         groups = [g for g in range(self.config.groups) if self.node_number(g) == node]
@@ -240,6 +255,11 @@ class World:
             for trainer in self.trainers.values():
                 if trainer.process.alive and trainer.stepper.step and trainer.member not in quorum.members:
                     self.checker.fail(f"no member failed, but {quorum.id} leaves {trainer.describe()} out")
+
+    def check_order(self, coordinator: Coordinator) -> None:
+        """An order leaves. Of several lighthouses only the one that the store knows may give any."""
+        if isinstance(self.store, Electoral) and not self.frozen and self.store.holder != coordinator.place:
+            self.checker.fail(f"{coordinator.place} gives an order, but {self.store.holder} leads")
 
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""

@@ -23,6 +23,7 @@ from elector_stores import LEASE, Store
 from lighthouse_clients import PATIENCE, ROOT, FakeAgent, Lighthouse, eventually
 
 from planaria.agent.link import Link
+from planaria.core.leadership import Granted, Held
 from planaria.core.messages import (
     Adopted,
     Died,
@@ -211,19 +212,16 @@ async def test_the_leader_is_killed(store: Store, tmp_path: Path) -> None:
 
 async def test_the_leader_ends_in_order_and_the_next_does_not_wait_for_its_lease(tmp_path: Path) -> None:
     store = stores.sqlite_store(tmp_path)
-    store_options = store.options
-    long = 3600.0  # a lease that no test waits for
     with Several(store, tmp_path, 1) as lighthouses:
         leader = await lighthouses.leader()
         leader.end(signal.SIGTERM)
-        elector = store.candidate(long)
-        await eventually(lambda: not hasattr(elector.acquire("x:1", 0, ""), "stamp"))
-    assert store_options
+        # Without knowing the stamp of a lease that has lapsed.
+        assert isinstance(store.candidate().acquire("x:1", 0, ""), Granted)
     store.close()
 
 
 async def test_the_leader_is_stopped_and_wakes(store: Store, tmp_path: Path) -> None:
-    """SIGSTOP for longer than its lease, with a death to report in its sockets: it must not decide anything about it."""
+    """SIGSTOP for longer than its lease, with deaths to hear of in its sockets: it must not decide anything."""
     a, b = Agent("a", 0), Agent("b", 1)
     with Several(store, tmp_path) as lighthouses:
         old = await lighthouses.leader()
@@ -278,7 +276,6 @@ async def test_both_are_cut_from_their_store(tmp_path: Path) -> None:
             async with at_work(lighthouses.addresses, a, b) as id:
                 store.process.signal(signal.SIGSTOP)
                 await eventually(lambda: not lighthouses.leading())
-                assert all("cannot ask who leads" in ready(each)[1] for each in lighthouses.all[:1]) or True
                 await eventually(lambda: not (a.link.up.is_set() or b.link.up.is_set()))
                 with OperatorClient(lighthouses.addresses) as client, pytest.raises(UsageError, match="stands by"):
                     client.evict(0)
@@ -321,9 +318,9 @@ async def test_one_that_cannot_keep_a_quorum_tells_nobody_of_it(tmp_path: Path) 
         leader = await lighthouses.leader()
         async with at_work(leader.address, a, b := Agent("b", 1)) as id:
             usurper = store.candidate(3600.0)
-            stamp = usurper.acquire("127.0.0.1:1", 0, "")
-            while hasattr(stamp, "stamp"):  # as if its lease had lapsed
-                stamp = usurper.acquire("127.0.0.1:1", 0, stamp.stamp)
+            answer = usurper.acquire("127.0.0.1:1", 0, "")
+            while isinstance(answer, Held):  # as if its lease had lapsed
+                answer = usurper.acquire("127.0.0.1:1", 0, answer.stamp)
             b.say(Died(Member(1, 0), "SIGKILL"))
             await eventually(lambda: not a.link.up.is_set() and ready(leader)[0] == 503)
             assert not [o for o in a.orders if isinstance(o, Publish) and o.quorum.id > id]
@@ -393,7 +390,7 @@ def test_bad_options(options: tuple[str, ...], said: str, tmp_path: Path) -> Non
 
 
 def test_addresses() -> None:
-    for wrong in ("", "a", "a:1,", "a:1,a:1", "a:1 b:2"):
+    for wrong in ("", "a", "a:1,", "a:1,a:1"):
         with pytest.raises(UsageError):
             OperatorClient(wrong)
     assert split_address("a:1") == ("a", 1) and LEASE >= 2
