@@ -39,18 +39,19 @@ class Electoral(Store):
     def __init__(self, ends_leases: bool) -> None:
         super().__init__()
         self.holder = ""
+        self.where = ""  # place of the holder
         self._ends_leases = ends_leases
         self._beat = 0
         self._until = 0.0
 
-    def acquire(self, name: str, question: Acquire, now: float) -> Answer:
+    def acquire(self, name: str, place: str, question: Acquire, now: float) -> Answer:
         held = self.holder and not (self._ends_leases and now >= self._until)
         if held and self.holder != name:
             if self._ends_leases:
-                return Held(self.holder, "", float("inf"))
+                return Held(self.where, "", float("inf"))
             if self._stamp() != question.over:
-                return Held(self.holder, self._stamp(), LEASE)
-        self.holder, self._until, self._beat = name, now + LEASE, self._beat + 1
+                return Held(self.where, self._stamp(), LEASE)
+        self.holder, self.where, self._until, self._beat = name, place, now + LEASE, self._beat + 1
         self.epoch = max(self.epoch, question.floor) + 1
         return Granted(self.epoch)
 
@@ -67,8 +68,9 @@ class Electoral(Store):
 class Candidate:
     """One life of one lighthouse's process."""
 
-    def __init__(self, world: World, store: Electoral, place: str) -> None:
+    def __init__(self, world: World, store: Electoral, place: str, life: int) -> None:
         self.world, self.store, self.place = world, store, place
+        self.name = f"{place}, life {life}"
         self.kernel = world.kernel
         self.process = Process(world.kernel, place)
         self.process.on_death.append(self._down)
@@ -94,7 +96,7 @@ class Candidate:
     def keep(self, record: LineageRecord) -> bool:
         """As a leader does it: whatever is not kept for certain, it leads no more."""
         reached = self.world.links.reach(self.place, STORE)
-        kept = (reached or self.kernel.chance(0.5)) and self.store.holder == self.place and self.store.append(record)
+        kept = (reached or self.kernel.chance(0.5)) and self.store.holder == self.name and self.store.append(record)
         if kept and reached:
             return True
         self._do(self.machine.failed("what had to be kept could not be", self.clock()))
@@ -142,9 +144,9 @@ class Candidate:
     def _arrive(self, number: int, question: Acquire | Renew) -> None:
         """At the store, whatever has become of who asked."""
         if isinstance(question, Acquire):
-            answer = self.store.acquire(self.place, question, self.kernel.now)
+            answer = self.store.acquire(self.name, self.place, question, self.kernel.now)
         else:
-            answer = self.store.renew(self.place, self.kernel.now)
+            answer = self.store.renew(self.name, self.kernel.now)
         if self._reaches():
             self.process.after(self._delay(), lambda: self._hear(number, answer))
 

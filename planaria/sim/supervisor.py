@@ -105,6 +105,10 @@ class Supervisor(Uplink):
             for ward in self.wards.values():
                 self._order(Publish(ward.member, quorum))
 
+    def _hosted(self) -> tuple[int, ...]:
+        homes = self.world.homes.items()
+        return tuple(g for g, home in homes if home == self.node and g in self.wards and not self.wards[g].holds)
+
     def _beats(self) -> Heartbeat:
         told = [w for w in self.wards.values() if w.runs and not w.holds]
         pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in told]

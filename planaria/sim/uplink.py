@@ -42,6 +42,9 @@ class Uplink:
     def _beats(self) -> Heartbeat:
         raise NotImplementedError
 
+    def _hosted(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
     def _connect(self) -> None:
         if self.stopped or self._stream is not None:
             return
@@ -59,7 +62,7 @@ class Uplink:
         config = self.world.config
         closed = ("",) if self.closed else ()
         spec = JobSpec("job", config.groups, 1, config.policy, spare_wait=config.spare_wait)
-        self._send(Hello(self.node, self.node, spec, closed=closed, epoch=self.epoch))
+        self._send(Hello(self.node, self.node, spec, closed=closed, hosted=self._hosted(), epoch=self.epoch))
         for report in self.told.again():
             self._send(report)
         self._send(Synced())

@@ -71,6 +71,7 @@ class World:
         several = config.lighthouses > 1
         self.store = Electoral(ends_leases=config.seed % 2 == 0) if several else Store()
         self.candidates: dict[str, Candidate] = {}
+        self._lives = 0  # of lighthouses
         self.frozen = False  # some lighthouse's clock has stood still
         self.restart_time = RESTART_TIME
         self.clock_offset = 1000.0
@@ -119,7 +120,8 @@ class World:
 
     def start_candidate(self, place: str) -> None:
         assert isinstance(self.store, Electoral)
-        self.candidates[place] = Candidate(self, self.store, place)
+        self._lives += 1
+        self.candidates[place] = Candidate(self, self.store, place, self._lives)
 
     def start_supervisor(self, node: int) -> None:
         groups = [g for g in range(self.config.groups) if self.node_number(g) == node]
@@ -193,11 +195,13 @@ class World:
 
     def holders(self) -> list[Trainer]:
         """Members whose state counts, as nobody inside can know: alive, settled, and not left out by a quorum."""
-        return [
-            t
-            for t in self.trainers.values()
-            if t.process.alive and t.stepper.settled and self.checker.included(t.member, t.stepper.newest)
-        ]
+        return [t for t in self.trainers.values() if t.process.alive and t.stepper.settled and self._included(t)]
+
+    def _included(self, trainer: Trainer) -> bool:
+        """It may have heard of a planned quorum with it, and never of an urgent one before that, without it."""
+        stepper = trainer.stepper
+        heard = stepper.newest if stepper.target is None else min(stepper.newest, stepper.target.id)
+        return self.checker.included(trainer.member, heard)
 
     def veterans(self) -> list[Trainer]:
         """Members whose state is right, if perhaps old: fenced ones too."""
@@ -258,8 +262,9 @@ class World:
 
     def check_order(self, coordinator: Coordinator) -> None:
         """An order leaves. Of several lighthouses only the one that the store knows may give any."""
-        if isinstance(self.store, Electoral) and not self.frozen and self.store.holder != coordinator.place:
-            self.checker.fail(f"{coordinator.place} gives an order, but {self.store.holder} leads")
+        leads, candidate = getattr(self.store, "holder", ""), coordinator.candidate
+        if candidate is not None and not self.frozen and leads != candidate.name:
+            self.checker.fail(f"{candidate.name} gives an order, but {leads} leads")
 
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""
