@@ -117,7 +117,10 @@ class Coordinator:
             stream.close(end)
 
     def _may_act(self) -> bool:
-        return not self.closed and (self.candidate is None or self.candidate.may_act())
+        if self.closed or (self.candidate is not None and not self.candidate.may_act()):
+            return False
+        self.world.check_leads(self)
+        return True
 
     def _keep(self, record: LineageRecord) -> bool:
         if self.candidate is not None:
@@ -146,7 +149,6 @@ class Coordinator:
                 case Send(agent, order):
                     if isinstance(order, Publish):
                         self.world.check_publish(order.quorum)
-                    self.world.check_order(self)
                     if agent in self._streams:
                         stream, end = self._streams[agent]
                         stream.send(end, order)

@@ -12,7 +12,6 @@ from planaria.core.leadership import (
     Granted,
     Held,
     Lead,
-    Leadership,
     Lost,
     Renew,
     Renewed,
@@ -74,7 +73,7 @@ class Candidate:
         self.kernel = world.kernel
         self.process = Process(world.kernel, place)
         self.process.on_death.append(self._down)
-        self.machine = Leadership(LEASE)
+        self.machine = world.leadership(LEASE)
         self.coordinator: Coordinator | None = None
         self.stood_still = 0.0  # seconds for which its clock did not run: a frozen machine
         self._rate = self.kernel.between(0.999, 1.001)  # clocks do not run alike

@@ -143,7 +143,8 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
     )
     shape = _with_standbys(shape) if shape.policy is Policy.REDISTRIBUTE else shape
     menu = menu or rng.choice(MENUS)
-    shape = _with_lighthouses(shape, base)
+    if base.lighthouses > 1 or set(menu) & set(CONTROL_FAULTS):
+        shape = _with_lighthouses(shape, base)
     faults: list[Fault] = []
     at = rng.choice((rng.uniform(0.0, 1.5), rng.uniform(1.0, 2.5)))  # jobs start at about 1.5 s
     for _ in range(rng.choice((1, 2, 3, 4, 6, 8, 10))):

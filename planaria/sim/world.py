@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planaria.core.founding import RESUMES
+from planaria.core.leadership import Leadership
 from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
@@ -41,7 +42,8 @@ class Outcome:
 
 
 class World:
-    """``stepper`` and ``lighthouse`` build the state machines: tests put broken ones in to see them found out."""
+    """``stepper``, ``lighthouse`` and ``leadership`` build the state machines: tests put broken ones in to see them
+    found out."""
 
     def __init__(
         self,
@@ -49,7 +51,9 @@ class World:
         stepper: type[Stepper] = Stepper,
         lighthouse: type[Lighthouse] = Lighthouse,
         keep_trace: bool = False,
+        leadership: type[Leadership] = Leadership,
     ) -> None:
+        self.leadership = leadership
         self.keep_trace = keep_trace
         self.config = config
         self.stepper = stepper
@@ -260,11 +264,11 @@ class World:
                 if trainer.process.alive and trainer.stepper.step and trainer.member not in quorum.members:
                     self.checker.fail(f"no member failed, but {quorum.id} leaves {trainer.describe()} out")
 
-    def check_order(self, coordinator: Coordinator) -> None:
-        """An order leaves. Of several lighthouses only the one that the store knows may give any."""
+    def check_leads(self, coordinator: Coordinator) -> None:
+        """It is about to decide something. Of several lighthouses only the one that the store knows may do so."""
         leads, candidate = getattr(self.store, "holder", ""), coordinator.candidate
         if candidate is not None and not self.frozen and leads != candidate.name:
-            self.checker.fail(f"{candidate.name} gives an order, but {leads} leads")
+            self.checker.fail(f"{candidate.name} takes itself for the leader, but {leads} leads")
 
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""
