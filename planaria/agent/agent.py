@@ -336,7 +336,8 @@ class Agent:
     def _hello(self) -> Hello:
         spec = replace(self.assignment.spec, groups=self.orders.total)
         closed = tuple(sorted(self.closing.closed))
-        return Hello(self.name, self.assignment.host, spec, not self.lives.groups, self.engine.devices(), closed)
+        devices, hosted = self.engine.devices(), self.hosting.joined()
+        return Hello(self.name, self.assignment.host, spec, not self.lives.groups, devices, closed, hosted)
 
     # --- looking and acting ----------------------------------------------------------------------------------
 

@@ -158,6 +158,8 @@ class NodeHelper:
                         return await connect(host, port)
                 except OSError as error:
                     why = error.strerror or str(error)
+                except UsageError as error:  # credentials that are half replaced, or have expired: perhaps later
+                    why = str(error)
             if loop.time() >= remind_at:
                 remind_at = loop.time() + _REMIND_SECONDS
                 self.events.add("node", f"node 0 cannot be reached at {address} yet ({why}); trying on")

@@ -39,6 +39,10 @@ class Hosting:
         elif not self.holds(member):
             self._start(member)
 
+    def joined(self) -> tuple[int, ...]:
+        """Groups that have come here from other agents, and joined."""
+        return tuple(sorted(self.groups - {member.group for member in self._held}))
+
     def holds(self, member: Member) -> bool:
         return member in self._held
 

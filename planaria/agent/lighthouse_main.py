@@ -12,7 +12,7 @@ from planaria.lighthouse import server
 def main(argv: list[str]) -> int:
     die_with_parent(int(argv[0]))
     try:
-        server.run(argv[1], argv[2], argv[3] if len(argv) > 3 else None, 0)
+        server.run(server.Options(argv[1], argv[2], argv[3] if len(argv) > 3 else None))
     except PlanariaError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -13,7 +14,7 @@ import grpc.aio
 from planaria.core.messages import Event, Hello, Order, Publish, Report, Synced, Welcome
 from planaria.errors import ProtocolError, UsageError
 from planaria.wire import control_pb2 as pb
-from planaria.wire.channel import open_channel
+from planaria.wire.channel import leader_in, open_channel, split_addresses
 from planaria.wire.checks import clip
 from planaria.wire.codec import decode_order, encode_report
 from planaria.wire.control_pb2_grpc import LighthouseStub
@@ -55,7 +56,8 @@ class Link:
         on_note: Callable[[str, str], None],
         on_refused: Callable[[str], None],
     ) -> None:
-        self.address = ""
+        self.address = ""  # of the lighthouse that is asked now
+        self.addresses: tuple[str, ...] = ()  # of all that may lead
         self.epoch = 0  # the highest seen: the fence
         self.up = asyncio.Event()
         self._hello = hello
@@ -68,6 +70,7 @@ class Link:
         self._gone = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._shown: Pem | None = None  # the credentials that it was opened with
+        self._leads = ""  # where a lighthouse that stands by said that another one leads
         self._stale_noted = 0
         self._refusals: set[str] = set()  # noted since the link was up last
 
@@ -76,10 +79,12 @@ class Link:
         if self._outbox is not None:
             self._outbox.put_nowait(report)
 
-    async def run(self, address: str) -> None:
-        """Keep a stream to the lighthouse at ``address`` (host:port) open until cancelled."""
-        self.address = address
-        self._channel, self._shown = open_channel(address), _shown()
+    async def run(self, addresses: str) -> None:
+        """Keep a stream to the lighthouse that leads open until cancelled. ``addresses``: one or more of host:port,
+        separated by commas."""
+        self.addresses = split_addresses(addresses)
+        self.address = self.addresses[0]
+        self._channel, self._shown = open_channel(self.address), _shown()
         watchdog = asyncio.get_running_loop().create_task(self._watch_silence())
         try:
             pause = 0.0
@@ -92,13 +97,35 @@ class Link:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise asyncio.CancelledError  # gRPC may take it for the end of the call, and say only that
-                pause = 0.0 if heard else min(max(2 * pause, _PAUSE[0]), _PAUSE[1])
+                pause = 0.0 if heard else min(max(2 * pause, _PAUSE[0]), _PAUSE[1] / len(self.addresses))
                 # Jitter: a thousand agents that lost one lighthouse must not come back in one instant.
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                await self._turn()
         finally:
             watchdog.cancel()
             await asyncio.gather(watchdog, return_exceptions=True)
             await self._channel.close(None)
+
+    async def _turn(self) -> None:
+        """Ask another lighthouse next, if there are several: the one that leads, as one that stands by has said, or the
+        next in the list. Whoever is said to lead without being in the list must show a lighthouse's certificate as all
+        do; without certificates nobody beyond this machine can have said it."""
+        leads, self._leads = self._leads, ""
+        place = self.addresses.index(self.address) + 1 if self.address in self.addresses else 0
+        address = leads or self.addresses[place % len(self.addresses)]
+        if address != self.address:
+            await self._open(address)
+
+    async def _open(self, address: str) -> None:
+        """A new channel in place of the one that there is."""
+        try:
+            made, shows = open_channel(address), _shown()
+        except UsageError as error:  # credentials that are half replaced, or have expired: perhaps later
+            self._refused(str(error))
+            return
+        assert self._channel is not None
+        old, self._channel, self._shown, self.address = self._channel, made, shows, address
+        await old.close(None)
 
     async def leave(self, job: str) -> tuple[Event, ...]:
         """End the stream when all that was told has been taken in; the events of the job that the lighthouse keeps.
@@ -132,20 +159,28 @@ class Link:
         """The lighthouse's own events of the job, as they happen; ends when the lighthouse is lost."""
         assert self._channel is not None
         call = LighthouseStub(self._channel).WatchEvents(pb.WatchRequest(job=job))
-        with suppress(grpc.RpcError, ProtocolError):
+        try:
             async for message in call:
                 yield decode_event(message)
+        except (grpc.RpcError, ProtocolError):
+            return
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Else its channel was closed, for another one.
 
     async def _attend(self) -> bool:
         """One stream, from connecting to its end. Returns whether the lighthouse answered on it."""
         assert self._channel is not None
-        call = LighthouseStub(self._channel).Attend(wait_for_ready=True)
+        # With several, one that cannot be reached is left for the next at once.
+        call = LighthouseStub(self._channel).Attend(wait_for_ready=self.addresses == (self.address,))
         heard, writer = False, None
         try:
             await call.wait_for_connection()
             # What is told from here on comes after the snapshot: both are taken without a pause between.
             self._outbox = asyncio.Queue()
-            opening = [self._hello(), *self._again(), Synced()]
+            opening = [replace(self._hello(), epoch=self.epoch), *self._again(), Synced()]
             writer = asyncio.get_running_loop().create_task(self._write(call, opening, self._outbox))
             stream_epoch = 0
             async for frame in call:
@@ -160,7 +195,9 @@ class Link:
                 if self._counts(order, stream_epoch):
                     self._on_order(order)
         except grpc.RpcError as error:
-            self._down(_reason(error))
+            self._leads = leader_in(error)
+            if not self._leads:
+                self._down(_reason(error))
             if isinstance(error, grpc.aio.AioRpcError) and error.code() in _FINAL:
                 self._on_refused(_reason(error))
         except ProtocolError as error:
@@ -218,35 +255,37 @@ class Link:
     def _down(self, why: str) -> None:
         if self.up.is_set():
             self._on_note("link", f"the lighthouse at {self.address} is out of reach ({why}); training goes on")
-        elif why not in self._refusals:
+        elif self.addresses == (self.address,):  # else it may only be down: if none answers, the watchdog says so
+            self._refused(f"the lighthouse at {self.address} refused the stream: {why}")
+
+    def _refused(self, why: str) -> None:
+        if why not in self._refusals:
             self._refusals.add(why)  # it is asked again within a second, and will say the same for as long as it lasts
-            self._on_note("link", f"the lighthouse at {self.address} refused the stream: {why}")
+            self._on_note("link", why)
 
     async def _show_newest(self) -> None:
         """A channel shows the certificate with which it was opened; one for which there is a newer one is replaced."""
-        try:
-            shown = _shown()
-            if shown == self._shown:
-                return
-            made = open_channel(self.address)
-        except UsageError:
-            return  # half replaced
-        assert self._channel is not None
-        old, self._channel, self._shown = self._channel, made, shown
-        await old.close(None)
+        with suppress(UsageError):  # half replaced
+            if _shown() != self._shown:
+                await self._open(self.address)
 
     async def _watch_silence(self) -> None:
-        """Say again and again, until a lighthouse is heard for the first time, that and why there is none."""
+        """Say again and again, until a lighthouse is heard for the first time, that and why there is none. And whenever
+        it is because of our own credentials."""
         pause = _UNREACHABLE_AFTER
         while True:
             await asyncio.sleep(pause)
             pause = _REMIND_SECONDS
             assert self._channel is not None
-            why = await _trouble(self._channel)
-            if self.epoch:
-                return
-            if why:
-                self._on_note("link", f"no lighthouse answers at {self.address} yet ({why}); trying on")
+            try:
+                _shown()
+            except UsageError as error:
+                self._refused(str(error))
+                continue
+            why = "" if self.epoch else await _trouble(self._channel)
+            if why and not self.epoch:
+                where = " or ".join(self.addresses)
+                self._on_note("link", f"no lighthouse answers at {where} yet ({why}); trying on")
 
 
 def _shown() -> Pem | None:
@@ -257,7 +296,9 @@ def _shown() -> Pem | None:
 async def _trouble(channel: grpc.aio.Channel) -> str:
     """Why nothing can be asked of a lighthouse; empty if it can. The stream itself only waits for a connection."""
     try:
-        await LighthouseStub(channel).Status(pb.StatusRequest(), timeout=_DRAIN_SECONDS)
+        reply = await LighthouseStub(channel).Status(pb.StatusRequest(), timeout=_DRAIN_SECONDS)
+        if not reply.leads:
+            return f"it stands by; {reply.trouble or reply.leader or 'nobody is known to lead'}"
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return "no answer in time"

@@ -23,7 +23,7 @@ from planaria.cli.logdir import lives, read_run, read_summary
 from planaria.core.messages import NO_QUORUM, Event
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.errors import UsageError
-from planaria.lighthouse.client import OperatorClient
+from planaria.lighthouse.client import OperatorClient, Post
 from planaria.lighthouse.http import plain
 from planaria.wire.checks import MAX_GROUP, MAX_RANK
 
@@ -39,7 +39,10 @@ _LEAST_EVENT = 24  # characters of a line of the last event, below which it cann
 JobOption = Annotated[str, typer.Option("--job", help="Which job, if the lighthouse has several.")]
 AddressOption = Annotated[
     str | None,
-    typer.Option("--lighthouse", help=f"host:port; else ${ENVIRONMENT}, else that of the newest run below here."),
+    typer.Option(
+        "--lighthouse",
+        help=f"host:port, or several with commas; else ${ENVIRONMENT}, else that of the newest run below here.",
+    ),
 ]
 LogDirOption = Annotated[
     Path | None, typer.Option("--log-dir", help="The --log-dir of the run, to find its lighthouse and job.")
@@ -74,15 +77,23 @@ def status(
     target = find(job, lighthouse, log_dir)
     try:
         with OperatorClient(target.address) as client:
-            seen = client.status(target.job)
+            posts = client.posts() if len(client.addresses) > 1 else []
+            try:
+                seen = client.status(target.job)
+            except UsageError:
+                if posts and not as_json:
+                    show_posts(Console(), posts)
+                raise
     except UsageError:
         if (summary := _summary(target)) is None:
             raise
         typer.echo(json.dumps(summary) if as_json else ended(summary))
         return
     if as_json:
-        typer.echo(json.dumps(plain(seen), allow_nan=False))
+        more = {"lighthouses": plain(posts)} if posts else {}
+        typer.echo(json.dumps({**plain(seen), **more}, allow_nan=False))
     else:
+        show_posts(Console(), posts)
         show(Console(), seen)
 
 
@@ -299,6 +310,13 @@ def signal_number(text: str) -> int:
 
 
 # --- the table ----------------------------------------------------------------------------------------------
+
+
+def show_posts(console: Console, posts: list[Post]) -> None:
+    """A line for each of several lighthouses."""
+    for post in posts:
+        epoch = f", epoch {post.epoch}" if post.epoch else ""
+        console.print(f"lighthouse {post.address}  {escape(post.state)}{epoch}", highlight=False)
 
 
 def show(console: Console, job: JobStatus) -> None:

@@ -22,7 +22,7 @@ from planaria.core.messages import PROMISES, REDUCTIONS, Policy
 from planaria.engines.devices import Gpus, find
 from planaria.engines.nodestream import DEFAULT_ADDRESS
 from planaria.errors import UsageError
-from planaria.wire.channel import split_address
+from planaria.wire.channel import split_address, split_addresses
 from planaria.wire.checks import MAX_RANK
 from planaria.wire.credentials import Credentials
 from planaria.wire.roles import Role
@@ -142,7 +142,7 @@ def check(options: RunOptions) -> None:
         raise UsageError(f"--job {options.job!r}: a job's name has letters, digits, dots, dashes and underscores only")
     split_address(options.group_addr, "--group-addr")
     if options.lighthouse is not None:
-        split_address(options.lighthouse, "--lighthouse")
+        split_addresses(options.lighthouse)
     if options.http is not None and options.lighthouse is not None:
         raise UsageError(f"--http {options.http}: the pages are the lighthouse's; give --http to planaria lighthouse")
     if options.http is not None and options.node_rank == 0:

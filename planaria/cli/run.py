@@ -56,7 +56,8 @@ def run(
         _option("--device", help="cpu, or cuda: every process gets a GPU of its own; default: cuda if there are any."),
     ] = None,
     lighthouse: Annotated[
-        str | None, _option("--lighthouse", help="host:port of a running lighthouse; default: one of its own.")
+        str | None,
+        _option("--lighthouse", help="host:port of a lighthouse, or of several, with commas; default: one of its own."),
     ] = None,
     job: Annotated[str | None, _option("--job", help="Name of the job; default: made from the script's name.")] = None,
     first_group: Annotated[int, _option("--first-group", help="Number of the first group that runs here.")] = 0,

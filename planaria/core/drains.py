@@ -77,6 +77,8 @@ class Drains(Hosts):
 
     def _introduced(self, agent: str, hello: Hello) -> None:
         """An agent is there, or there again. What an earlier life of the lighthouse was told, it says itself."""
+        for group in hello.hosted:
+            self._homes.setdefault(group, agent)
         if agent not in self.closed:
             self.closed[agent] = frozenset(hello.closed)
         for device in sorted(self._closed(agent) - set(hello.closed)):

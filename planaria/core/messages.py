@@ -260,6 +260,8 @@ class Hello:
     fresh: bool = False  # it has started no group yet, and waits for the Welcome to know which lives there were
     devices: tuple[str, ...] = ()  # GPUs of its node that are the job's
     closed: tuple[str, ...] = ()  # as in `Close`: what an operator has drained here
+    hosted: tuple[int, ...] = ()  # groups that have come to it from other agents
+    epoch: int = 0  # the highest that it has seen: a lighthouse below it was deposed
 
 
 @dataclass(frozen=True, slots=True)

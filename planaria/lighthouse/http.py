@@ -1,4 +1,4 @@
-"""Status pages over HTTP for people, monitors and Prometheus: three fixed pages, read-only.
+"""Status pages over HTTP for people, monitors and Prometheus: four fixed pages, read-only.
 
 Written by hand because this is all of HTTP that it needs: one GET per connection, bounded in size, time and
 number.
@@ -16,8 +16,8 @@ from http import HTTPStatus
 from typing import Any
 
 from planaria.errors import UsageError
-from planaria.lighthouse.jobs import Jobs
 from planaria.lighthouse.metrics import exposition
+from planaria.lighthouse.seat import Seat, who_leads
 from planaria.wire.channel import join_address, split_address
 from planaria.wire.credentials import Credentials, demand_for
 
@@ -28,13 +28,13 @@ TIMEOUT = 10.0
 
 
 class StatusPages:
-    """GET /status.json, /metrics and /healthz."""
+    """GET /status.json, /metrics, /healthz (it lives) and /readyz (it leads)."""
 
-    def __init__(self, jobs: Jobs, credentials: Credentials | None) -> None:
+    def __init__(self, seat: Seat, credentials: Credentials | None) -> None:
         """With ``credentials`` they are served by TLS, to holders of certificates of any role."""
         self.address = ""
         self._credentials = credentials
-        self._jobs = jobs
+        self._seat = seat
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -91,14 +91,19 @@ class StatusPages:
         match path:
             case b"/healthz":
                 return HTTPStatus.OK, "text/plain", b"ok\n"
+            case b"/readyz":
+                seat = self._seat.status()
+                if seat.leads:
+                    return HTTPStatus.OK, "text/plain", b"leads\n"
+                return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"stands by: {who_leads(seat)}\n".encode()
             case b"/metrics":
-                return HTTPStatus.OK, *exposition(self._jobs)
+                return HTTPStatus.OK, *exposition(self._seat)
             case b"/" | b"/status.json":
-                jobs = [plain(job.status()) for job in self._jobs.all()]
-                body = json.dumps({"epoch": self._jobs.store.epoch, "jobs": jobs}, allow_nan=False).encode()
-                return HTTPStatus.OK, "application/json", body
+                known = self._seat.jobs.all() if self._seat.jobs is not None else []
+                whole = {**plain(self._seat.status()), "jobs": [plain(job.status()) for job in known]}
+                return HTTPStatus.OK, "application/json", json.dumps(whole, allow_nan=False).encode()
             case _:
-                return HTTPStatus.NOT_FOUND, "text/plain", b"there are /status.json, /metrics and /healthz\n"
+                return HTTPStatus.NOT_FOUND, "text/plain", b"there are /status.json, /metrics, /healthz and /readyz\n"
 
 
 def plain(value: object) -> Any:

@@ -1,4 +1,4 @@
-"""The jobs of a lighthouse: each a state machine of ``core``, its store, its agents' streams and its
+"""The jobs of a lighthouse: each a state machine of ``core``, its keeper, its agents' streams and its
 clock."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from planaria.core.messages import Adopted, Event, Heartbeat, Hello, Order, Repo
 from planaria.core.quorum import Lighthouse
 from planaria.core.roster import Effect, JobStatus, LineageRecord, Persist, Record, Send
 from planaria.errors import PlanariaError, UsageError
+from planaria.lighthouse.elector import Keeper
 from planaria.lighthouse.outbox import Outbox
 from planaria.lighthouse.recovery import RecoveryWatch
-from planaria.lighthouse.store import Store
 
 log = logging.getLogger("planaria.lighthouse")
 
@@ -36,17 +36,19 @@ RECOVERY_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 3
 class Job:
     """One job. Every method runs to its end in the event loop's thread, so that effects keep their order."""
 
-    def __init__(self, name: str, store: Store, last: LineageRecord | None) -> None:
+    def __init__(self, name: str, keeper: Keeper, last: LineageRecord | None, may_act: Callable[[], bool]) -> None:
+        """``may_act``: whether this lighthouse leads, asked before anything is decided or leaves."""
         self.name = name
+        self.may_act = may_act
         self.closed = ""  # why it was given up; empty while it is in use
-        self.machine = Lighthouse(name, store.epoch, last)
+        self.machine = Lighthouse(name, keeper.epoch, last)
         self.streams: dict[str, Outbox[Order]] = {}
         self.watchers: set[Outbox[Event]] = set()
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.events_by_kind: Counter[str] = Counter()
         self.recoveries: list[int] = [0] * (len(RECOVERY_BUCKETS) + 1)
         self.recovery_seconds = 0.0
-        self._store = store
+        self._keeper = keeper
         self._recovery = RecoveryWatch()
         self._agents_seen: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -101,8 +103,8 @@ class Job:
         self._run(step)
         if refusals:
             raise UsageError(str(refusals[0]))
-        if self.closed:
-            raise PlanariaError(self.closed)
+        if self.closed or not self.may_act():
+            raise PlanariaError(self.closed or "this lighthouse leads no more")
 
     def status(self) -> JobStatus:
         return dataclasses.replace(self.machine.snapshot(), events=tuple(self.events))
@@ -120,7 +122,7 @@ class Job:
     def _run(self, step: Callable[[float], list[Effect]], keep_timer: bool = False) -> None:
         """One transition of the machine. A job that breaks is given up and built anew from what its agents
         say, so that neither a bug nor a full disk reaches the other jobs or ends training."""
-        if self.closed:
+        if self.closed or not self.may_act():
             return
         now = time.monotonic()
         try:
@@ -138,7 +140,7 @@ class Job:
         for effect in effects:
             match effect:
                 case Persist(record):
-                    self._store.append(record)
+                    self._keeper.append(record)
                 case Send(agent, order):
                     if (stream := self.streams.get(agent)) is not None:
                         stream.offer(order)
@@ -189,10 +191,11 @@ class Job:
 class Jobs:
     """All jobs of a lighthouse, by name."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, keeper: Keeper, may_act: Callable[[], bool] = lambda: True) -> None:
+        self.keeper = keeper
+        self._may_act = may_act
         self._jobs: dict[str, Job] = {}
-        self._epochs_used: set[str] = set()  # jobs that have had a machine under the store's present epoch
+        self._epochs_used: set[str] = set()  # jobs that have had a machine under the present epoch
 
     def all(self) -> list[Job]:
         return [self._jobs[name] for name in sorted(self._jobs)]
@@ -207,7 +210,7 @@ class Jobs:
             job.close("a new run of the job has begun")
             job = self._make(name, last=None)
         elif job is None or job.closed:
-            job = self._make(name, self.store.last(name))
+            job = self._make(name, self.keeper.last(name))
         job.attend(hello, stream)
         return job
 
@@ -232,10 +235,10 @@ class Jobs:
         self._forget()
         if name in self._epochs_used:
             # Quorum numbers begin again with each machine, so each needs an epoch of its own.
-            self.store.bump_epoch()
+            self.keeper.bump_epoch()
             self._epochs_used.clear()
         self._epochs_used.add(name)
-        job = self._jobs[name] = Job(name, self.store, last)
+        job = self._jobs[name] = Job(name, self.keeper, last, self._may_act)
         return job
 
     def _forget(self) -> None:

@@ -13,22 +13,25 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from planaria.core.messages import Phase
-from planaria.lighthouse.jobs import RECOVERY_BUCKETS, Job, Jobs
+from planaria.lighthouse.jobs import RECOVERY_BUCKETS, Job
+from planaria.lighthouse.seat import Seat
 
 
-def exposition(jobs: Jobs) -> tuple[str, bytes]:
+def exposition(seat: Seat) -> tuple[str, bytes]:
     """(content type, body)."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(jobs))
+    registry.register(_Collector(seat))
     return CONTENT_TYPE_LATEST, generate_latest(registry)
 
 
 class _Collector:
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
 
     def collect(self) -> Iterator[Metric]:
-        jobs = self._jobs.all()
+        jobs = self._seat.jobs.all() if self._seat.jobs is not None else []
+        leads = self._seat.status().leads
+        yield GaugeMetricFamily("planaria_leads", "1 if this lighthouse leads, 0 if it stands by", value=int(leads))
         yield GaugeMetricFamily("planaria_jobs", "Jobs that the lighthouse knows", value=len(jobs))
         yield from _gauges(jobs)
         yield _groups(jobs)

@@ -11,8 +11,10 @@ import grpc.aio
 from planaria.core.roster import Effect
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 from planaria.lighthouse.jobs import Job, Jobs
+from planaria.lighthouse.seat import Seat, who_leads
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
+from planaria.wire.channel import LEADER
 from planaria.wire.control_pb2_grpc import LighthouseServicer
 from planaria.wire.roles import CHANGE, READ, Role, roles_of
 from planaria.wire.status import encode_event, encode_status
@@ -21,8 +23,8 @@ from planaria.wire.status import encode_event, encode_status
 class Operators(LighthouseServicer):
     """The half of the service that people use. A call that names no job means the only one."""
 
-    def __init__(self, jobs: Jobs, knows_callers: bool) -> None:
-        self.jobs = jobs
+    def __init__(self, seat: Seat, knows_callers: bool) -> None:
+        self.seat = seat
         self._knows_callers = knows_callers  # by their certificates; else whoever gets here is let in
 
     async def require(self, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]) -> None:
@@ -37,14 +39,30 @@ class Operators(LighthouseServicer):
             text = f"this takes the role {wanted}; the caller's certificate says {theirs}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
+    async def leading(self, context: grpc.aio.ServicerContext[Any, Any]) -> Jobs:
+        """The jobs of this lighthouse. Returns only if it leads; else the caller is told who does."""
+        if self.seat.jobs is not None and self.seat.may_act():
+            return self.seat.jobs
+        status = self.seat.status()
+        where = ((LEADER, status.leader),) if status.leader and not status.leads else ()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"this lighthouse stands by: {who_leads(status)}", where)
+        raise AssertionError("abort always raises")
+
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]
     ) -> pb.StatusReply:
-        """One job, or all of them if none is named."""
+        """One job, or all of them if none is named; none from one that stands by."""
         await self.require(context, READ)
+        jobs, seat = self.seat.jobs, self.seat.status()
+        reply = pb.StatusReply(
+            leads=seat.leads, leader=seat.leader, epoch=seat.epoch, trouble=checks.clip(seat.trouble)
+        )
+        if jobs is None:
+            return reply
         try:
-            jobs = [self.jobs.find(request.job)] if request.job else self.jobs.all()
-            return pb.StatusReply(jobs=[encode_status(job.status()) for job in jobs])
+            found = [jobs.find(request.job)] if request.job else jobs.all()
+            reply.jobs.extend(encode_status(job.status()) for job in found)
+            return reply
         except PlanariaError as error:
             await _refuse(context, error)
 
@@ -137,8 +155,9 @@ class Operators(LighthouseServicer):
     ) -> None:
         """The events that are kept, then every new one, until the watcher leaves."""
         await self.require(context, READ)
+        jobs = await self.leading(context)
         try:
-            job = self.jobs.find(request.job)
+            job = jobs.find(request.job)
         except PlanariaError as error:
             await _refuse(context, error)
         watcher = job.watch()
@@ -156,8 +175,9 @@ class Operators(LighthouseServicer):
         context: grpc.aio.ServicerContext[Any, pb.Done],
     ) -> pb.Done:
         await self.require(context, CHANGE)
+        jobs = await self.leading(context)
         try:
-            job = self.jobs.find(name)
+            job = jobs.find(name)
             verb, text = choose(job)
             job.operate(verb)
         except PlanariaError as error:

@@ -16,11 +16,13 @@ import grpc
 import grpc.aio
 
 from planaria.core.messages import Hello, Order, Publish
-from planaria.errors import ProtocolError
+from planaria.errors import PlanariaError, ProtocolError, UsageError
+from planaria.lighthouse.elector import LEASE, Elector, open_elector
 from planaria.lighthouse.http import StatusPages
-from planaria.lighthouse.jobs import ORDERS_WAITING, Job, Jobs
+from planaria.lighthouse.jobs import ORDERS_WAITING, Job
 from planaria.lighthouse.operator import Operators
 from planaria.lighthouse.outbox import Outbox
+from planaria.lighthouse.seat import Candidate, Seat
 from planaria.lighthouse.store import Store
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import DEFAULT_BIND, add_port, make_server, split_address
@@ -52,10 +54,15 @@ class Service(Operators):
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        stream: Outbox[Order] = Outbox(ORDERS_WAITING)
-        job = self.jobs.attend(hello, stream)
+        self.seat.told(hello.epoch)
+        jobs, stream = await self.leading(context), Outbox[Order](ORDERS_WAITING)
+        try:
+            job = jobs.attend(hello, stream)
+        except PlanariaError as error:  # the elector's store failed: this one leads no more
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            return
         reading = asyncio.create_task(_read(job, hello.agent, context))
-        writing = asyncio.create_task(_write(stream, context))
+        writing = asyncio.create_task(_write(job, stream, context))
         try:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -102,10 +109,10 @@ async def _read(job: Job, agent: str, context: Context) -> None:
         job.report(agent, report)
 
 
-async def _write(stream: Outbox[Order], context: Context) -> None:
+async def _write(job: Job, stream: Outbox[Order], context: Context) -> None:
     """Send what the agent is to know until the stream is closed. Waits, and waits alone, if the agent is
-    slow."""
-    while (order := await stream.take()) is not None:
+    slow. What is still there when another lighthouse may lead is never sent."""
+    while (order := await stream.take()) is not None and job.may_act():
         await context.write(guarded(_frame, order))
 
 
@@ -142,35 +149,50 @@ class Listening:
 class Server:
     """A lighthouse within an event loop; ``start`` and ``stop`` it, or use it as an asynchronous context."""
 
-    def __init__(self, store: Store) -> None:
-        """``store`` is the server's from here on: ``stop`` closes it."""
+    def __init__(self, store: Store | None, elector: Elector | None = None, lease: float = LEASE) -> None:
+        """One of both is given, and is the server's from here on: ``stop`` closes it. With an ``elector`` it is one of
+        several lighthouses. ``lease``: seconds, as the elector has them."""
         self.store = store
-        self.jobs = Jobs(store)
+        self.seat: Seat
+        if elector is not None:
+            self.seat = Candidate(elector, lease)
+        else:
+            assert store is not None
+            self.seat = Seat(store)
+        self._standing: asyncio.Task[None] | None = None  # for election
         self.address = ""
         self._credentials = Credentials.given((Role.LIGHTHOUSE,))
         self._grpc = make_server()
         self._pages: StatusPages | None = None
-        service = Service(self.jobs, knows_callers=self._credentials is not None)
+        service = Service(self.seat, knows_callers=self._credentials is not None)
         add_LighthouseServicer_to_server(service, self._grpc)
 
-    async def start(self, bind: str = DEFAULT_BIND, http: str | None = None) -> Listening:
-        """UsageError if an address is taken or senseless, or strangers could reach it."""
+    async def start(self, bind: str = DEFAULT_BIND, http: str | None = None, advertise: str | None = None) -> Listening:
+        """``advertise``: where agents reach this one, if not at ``bind``. UsageError if an address is taken or
+        senseless, or strangers could reach it."""
         self.address = add_port(self._grpc, bind, self._credentials)
+        self.seat.address = advertise or self.address
         await self._grpc.start()
         if http is not None:
-            self._pages = StatusPages(self.jobs, self._credentials)
+            self._pages = StatusPages(self.seat, self._credentials)
             await self._pages.start(http)
+        if isinstance(self.seat, Candidate):
+            self._standing = asyncio.get_running_loop().create_task(self.seat.run())
         pages = self._pages.address if self._pages is not None else None
-        return Listening(self.address, pages, self.store.epoch, os.getpid())
+        return Listening(self.address, pages, self.seat.status().epoch, os.getpid())
 
     async def stop(self) -> None:
         """End every stream with a word of why, then the service. Agents go on training and look for its
         return."""
-        self.jobs.close("the lighthouse stops")
+        if self._standing is not None:
+            self._standing.cancel()
+            await asyncio.gather(self._standing, return_exceptions=True)
+        await self.seat.close()
         if self._pages is not None:
             await self._pages.stop()
         await self._grpc.stop(STOP_GRACE)
-        self.store.close()
+        if self.store is not None:
+            self.store.close()
 
     async def __aenter__(self) -> Server:
         return self
@@ -198,28 +220,49 @@ def print_listening(listening: Listening) -> None:
     print(json.dumps(form), flush=True)
 
 
-async def serve(
-    bind: str = DEFAULT_BIND,
-    store: str | Path = "lighthouse.db",
-    *,
-    http: str | None = None,
-    epoch_floor: int = 0,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of a lighthouse's process."""
+
+    bind: str = DEFAULT_BIND
+    store: str | Path = "lighthouse.db"
+    http: str | None = None
+    epoch_floor: int = 0
+    elector: str | None = None  # with one, ``store`` and ``epoch_floor`` have no meaning
+    lease: float = LEASE
+    advertise: str | None = None
+    elector_credentials: Path | None = None
+
+
+async def serve(options: Options) -> None:
     """Run a lighthouse until SIGTERM or SIGINT. UsageError if it cannot start."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    refuse_strangers(bind, http)  # before a store is made
-    async with Server(Store.open(store, epoch_floor)) as server:
-        listening = await server.start(bind, http)
+    refuse_strangers(options.bind, options.http)  # before a store is made
+    async with _server(options) as server:
+        listening = await server.start(options.bind, options.http, options.advertise)
         print_listening(listening)
-        log.info("epoch %d, listening on %s, store %s", listening.epoch, listening.address, store)
+        where = options.elector or f"store {options.store}"
+        log.info("epoch %d, listening on %s, %s", listening.epoch, listening.address, where)
         await stop.wait()
         log.info("stopping")
 
 
-def run(bind: str, store: str | Path, http: str | None, epoch_floor: int) -> None:
+def _server(options: Options) -> Server:
+    if options.elector is None:
+        return Server(Store.open(options.store, options.epoch_floor))
+    host, _ = split_address(options.advertise or options.bind, "--advertise" if options.advertise else "--bind")
+    if host in ("0.0.0.0", "::", ""):
+        raise UsageError(
+            f"--bind {options.bind}: give --advertise host:port too, at which agents reach this lighthouse"
+        )
+    elector = open_elector(options.elector, options.lease, options.elector_credentials)
+    return Server(None, elector, options.lease)
+
+
+def run(options: Options) -> None:
     """``serve`` as the whole of a process, with a log on standard error."""
     logging.basicConfig(
         stream=sys.stderr,
@@ -227,4 +270,4 @@ def run(bind: str, store: str | Path, http: str | None, epoch_floor: int) -> Non
         format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
-    asyncio.run(serve(bind, store, http=http, epoch_floor=epoch_floor))
+    asyncio.run(serve(options))

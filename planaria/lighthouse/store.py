@@ -46,7 +46,7 @@ class Store:
     def __init__(self, path: Path, database: sqlite3.Connection, epoch: int) -> None:
         self.path = path
         self.epoch = epoch
-        self._database = database
+        self.database = database
 
     @classmethod
     def open(cls, path: str | Path, epoch_floor: int = 0) -> Store:
@@ -55,10 +55,25 @@ class Store:
 
         UsageError if the file cannot be used: damaged, of something else, or in use by another lighthouse.
         """
-        path = Path(path)
+        store = cls._open(Path(path), None)
+        try:
+            store.bump_epoch(epoch_floor)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def shared(cls, path: Path, patience: float, tables: str) -> Store:
+        """Open or make the file for several processes at once, with more ``tables``. Whoever changes it begins the
+        transaction, and waits for the others for ``patience`` seconds. UsageError as above."""
+        return cls._open(path, patience, tables)
+
+    @classmethod
+    def _open(cls, path: Path, patience: float | None, tables: str = "") -> Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            database = _connect(path)
+            database = _connect(path, patience, tables)
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise UsageError(
@@ -72,7 +87,6 @@ class Store:
         try:
             store = cls(path, database, 0)
             store._verify()
-            store.bump_epoch(epoch_floor)
             _sync_directory(path.parent)
         except sqlite3.DatabaseError as error:
             database.close()
@@ -84,17 +98,22 @@ class Store:
 
     def bump_epoch(self, floor: int = 0) -> int:
         """A new epoch, on the disk before it is returned: if it could be lost, two lives might share one."""
+        self.database.execute("PRAGMA synchronous = FULL")
+        with self.database:
+            self.take_epoch(floor)
+        # From here on a process may die, but not lose what it wrote; should the machine lose the last quorums
+        # with its power, the higher epoch of the next life keeps their numbers from being used again.
+        self.database.execute("PRAGMA synchronous = NORMAL")
+        return self.epoch
+
+    def take_epoch(self, floor: int) -> int:
+        """The same within the caller's transaction."""
         query = "SELECT ifnull(max(epoch), 0) FROM (SELECT epoch FROM epochs UNION SELECT epoch FROM quorums)"
-        (stored,) = self._database.execute(query).fetchone()
+        (stored,) = self.database.execute(query).fetchone()
         epoch = max(int(stored), floor) + 1
         if epoch > MAX_NUMBER:
             raise UsageError(f"the lighthouse store {self.path} would take epoch {epoch}, above {MAX_NUMBER}")
-        self._database.execute("PRAGMA synchronous = FULL")
-        with self._database:
-            self._database.execute("INSERT INTO epochs VALUES (?, ?)", (epoch, time.time()))
-        # From here on a process may die, but not lose what it wrote; should the machine lose the last quorums
-        # with its power, the higher epoch of the next life keeps their numbers from being used again.
-        self._database.execute("PRAGMA synchronous = NORMAL")
+        self.database.execute("INSERT INTO epochs VALUES (?, ?)", (epoch, time.time()))
         self.epoch = epoch
         return epoch
 
@@ -108,8 +127,8 @@ class Store:
         members = json.dumps([[member.group, member.incarnation] for member in record.members])
         run = (record.run.epoch, record.run.number)
         row = (record.job, record.epoch, record.number, members, record.lineage, record.step, *run, previous)
-        with self._database:
-            self._database.execute(f"INSERT INTO quorums ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
+        with self.database:
+            self.database.execute(f"INSERT INTO quorums ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
             if record.number % KEPT == 0:
                 self._prune(record.job)
 
@@ -123,22 +142,22 @@ class Store:
         return [record for record, _ in self._rows(job, most)]
 
     def jobs(self) -> list[str]:
-        return [job for (job,) in self._database.execute("SELECT DISTINCT job FROM quorums ORDER BY job")]
+        return [job for (job,) in self.database.execute("SELECT DISTINCT job FROM quorums ORDER BY job")]
 
     def close(self) -> None:
-        self._database.close()
+        self.database.close()
 
     def _rows(self, job: str, most: int) -> list[tuple[LineageRecord, str]]:
         """Records with the lineage before each of them, oldest first."""
         query = f"SELECT {_COLUMNS} FROM quorums WHERE job = ? ORDER BY epoch DESC, number DESC LIMIT ?"
-        return [_record(row) for row in self._database.execute(query, (job, most))][::-1]
+        return [_record(row) for row in self.database.execute(query, (job, most))][::-1]
 
     def _prune(self, job: str) -> None:
         """Forget all but the last KEPT. The first one kept has its predecessor's hash, so it can still be
         verified."""
         oldest = self.lineage(job)[0]
         where = "job = ? AND (epoch, number) < (?, ?)"
-        self._database.execute(f"DELETE FROM quorums WHERE {where}", (job, oldest.epoch, oldest.number))
+        self.database.execute(f"DELETE FROM quorums WHERE {where}", (job, oldest.epoch, oldest.number))
 
     def _verify(self) -> None:
         """Every stored hash must follow from the one before; DatabaseError if one does not."""
@@ -152,11 +171,13 @@ class Store:
                     raise sqlite3.DatabaseError(f"a quorum of job {job} before {record.id} is missing")
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    # No timeout: the owner of the lock lives as long as a lighthouse does, so waiting for it is pointless.
-    database = sqlite3.connect(path, timeout=0)
+def _connect(path: Path, patience: float | None, more: str) -> sqlite3.Connection:
+    """``patience``: None if the file is to be this process's alone, else seconds to wait for the others."""
+    # No timeout for a file of one's own: the owner of the lock lives as long as a lighthouse does.
+    database = sqlite3.connect(path, timeout=patience or 0, check_same_thread=patience is None)
     try:
-        database.execute("PRAGMA locking_mode = EXCLUSIVE")  # before WAL: then the first write takes the file
+        if patience is None:
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")  # before WAL: then the first write takes the file
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (schema,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -164,11 +185,13 @@ def _connect(path: Path) -> sqlite3.Connection:
             raise UsageError(f"{path} is the database of another program, not a lighthouse store")
         if tables and schema != SCHEMA:
             raise UsageError(f"the lighthouse store {path} has version {schema}, this release needs {SCHEMA}")
-        database.execute("PRAGMA journal_mode = WAL")
-        if not tables:
-            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
-            database.execute(f"PRAGMA application_id = {APPLICATION}")
-            database.execute(f"PRAGMA user_version = {SCHEMA}")
+        # A shared disk has no memory that its readers share, as WAL needs it.
+        database.execute(f"PRAGMA journal_mode = {'WAL' if patience is None else 'DELETE'}")
+        if patience is not None:
+            database.execute("PRAGMA synchronous = FULL")
+        if not tables or more:
+            marks = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA};"
+            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {more} {marks} COMMIT;")
         (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)

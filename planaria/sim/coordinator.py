@@ -12,6 +12,7 @@ from planaria.sim.kernel import Process
 from planaria.sim.network import End, Stream
 
 if TYPE_CHECKING:
+    from planaria.sim.lighthouses import Candidate
     from planaria.sim.world import World
 
 LIGHTHOUSE = "lighthouse"  # its place in the network
@@ -39,15 +40,24 @@ class Store:
 
 
 class Coordinator:
-    """One life of the lighthouse's process."""
+    """A lighthouse that leads, for as long as it does. ``candidate``: it is one of several."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(
+        self,
+        world: World,
+        process: Process,
+        place: str,
+        epoch: int,
+        last: LineageRecord | None,
+        candidate: Candidate | None = None,
+    ) -> None:
         self.world = world
         self.kernel = world.kernel
         self.store = world.store
-        self.process = Process(world.kernel, LIGHTHOUSE)
-        epoch = self.store.take_epoch()
-        last = self.store.records[-1] if self.store.records else None
+        self.process = process
+        self.place = place
+        self.candidate = candidate
+        self.closed = False
         self.core: Lighthouse = world.lighthouse("job", epoch, last)
         self.crash_after: int | None = None  # effects, for the fault "dies between two effects"
         self._streams: dict[str, tuple[Stream, End]] = {}
@@ -64,6 +74,11 @@ class Coordinator:
     def _hear(self, agent: str, stream: Stream, end: End, message: object) -> None:
         report: Report = message  # type: ignore[assignment]
         if isinstance(report, Hello):
+            if self.candidate is not None:
+                self.candidate.told(report.epoch)
+            if not self._may_act():
+                stream.close(end)
+                return
             old = self._streams.get(agent)
             self._streams[agent] = (stream, end)
             if old is not None:
@@ -73,22 +88,48 @@ class Coordinator:
             self.report(agent, report)
 
     def report(self, agent: str, report: Report) -> None:
-        self._do(self.core.handle(agent, report, self.clock()))
+        if self._may_act():
+            self._do(self.core.handle(agent, report, self.clock()))
 
     def _lost(self, end: End) -> None:
         agent = next((a for a, (_, e) in self._streams.items() if e is end), None)
         if agent is not None:
             del self._streams[agent]
-            self._do(self.core.agent_lost(agent, self.clock()))
+            if self._may_act():
+                self._do(self.core.agent_lost(agent, self.clock()))
 
     def operate(self, verb: str, *values: int | str) -> None:
         """An operator's command. One that cannot be carried out changes nothing."""
+        if not self._may_act():
+            return
         try:
             effects = getattr(self.core, verb)(*values, self.clock())
         except ValueError as why:
             self.world.emit("refused", -1, "{} {}: {}", verb, values, why)
             return
         self._do(effects)
+
+    def close(self) -> None:
+        """Lead no more: every stream ends."""
+        self.closed = True
+        streams, self._streams = self._streams, {}
+        for stream, end in streams.values():
+            stream.close(end)
+
+    def _may_act(self) -> bool:
+        if self.closed or (self.candidate is not None and not self.candidate.may_act()):
+            return False
+        self.world.check_leads(self)
+        return True
+
+    def _keep(self, record: LineageRecord) -> bool:
+        if self.candidate is not None:
+            return self.candidate.keep(record)
+        if not self.store.append(record):
+            self.world.emit("fenced", -1, "the lighthouse of epoch {} is deposed", record.epoch)
+            self.process.die()
+            return False
+        return True
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -101,9 +142,7 @@ class Coordinator:
                 return
             match effect:
                 case Persist(record):
-                    if not self.store.append(record):
-                        self.world.emit("fenced", -1, "the lighthouse of epoch {} is deposed", record.epoch)
-                        self.process.die()
+                    if not self._keep(record):
                         return
                     if record.run == record.id:
                         self.world.begins(record.run)
@@ -125,6 +164,6 @@ class Coordinator:
         self.process.after(max(due - self.clock(), 0.0), lambda: self._tick(due))
 
     def _tick(self, due: float) -> None:
-        if self._wakeup == due:
+        if self._wakeup == due and self._may_act():
             self._wakeup = None
             self._do(self.core.tick(self.clock()))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from planaria.sim.coordinator import LIGHTHOUSE
 from planaria.sim.kernel import Process
+from planaria.sim.lighthouses import STORE
 from planaria.sim.scenario import Fault
 from planaria.sim.trainer import RANK_LOST, Trainer
 
@@ -69,6 +70,33 @@ def _cut_data(world: World, fault: Fault) -> None:
         world.lasting(fault.seconds, lambda: world.links.restore(a, b))
 
 
+def _freeze_lighthouse(world: World, fault: Fault) -> None:
+    """The whole machine stands still, its clocks too: it cannot know of that."""
+    coordinator = world.coordinator
+    if coordinator is None or coordinator.candidate is None:
+        _pause_lighthouse(world, fault)
+        return
+    candidate = coordinator.candidate
+    if candidate.process.alive and not candidate.process.paused:
+        world.frozen = True
+        candidate.process.pause()
+
+        def thaw() -> None:
+            candidate.stood_still += fault.seconds
+            candidate.process.resume()
+
+        world.lasting(fault.seconds, thaw)
+
+
+def _cut_store(world: World, fault: Fault) -> None:
+    """One lighthouse does not reach the store, or none does."""
+    places = list(world.candidates)
+    cut = places if fault.other % 3 == 0 else places[fault.target % max(len(places), 1) :][:1]
+    for place in cut:
+        world.links.cut(place, STORE)
+        world.lasting(fault.seconds, lambda place=place: world.links.restore(place, STORE))  # type: ignore[misc]
+
+
 def _kill_lighthouse(world: World, fault: Fault) -> None:
     coordinator = world.coordinator
     if coordinator is not None and coordinator.process.alive:
@@ -86,6 +114,9 @@ def _fail_over(world: World, fault: Fault) -> None:
     """The leader stalls, another process takes over, and then the old one goes on, not knowing of that."""
     old = world.coordinator
     if old is None or not old.process.alive or old.process.paused:
+        return
+    if old.candidate is not None:
+        _pause_lighthouse(world, fault)
         return
     old.process.pause()
     world.start_coordinator()
@@ -105,9 +136,11 @@ def _jump_clock(world: World, fault: Fault) -> None:
 
 
 def _cut_agent(world: World, fault: Fault) -> None:
-    node = f"node {fault.target}"
-    world.links.cut(node, LIGHTHOUSE)
-    world.lasting(fault.seconds, lambda: world.links.restore(node, LIGHTHOUSE))
+    """From the lighthouse; of several, from one of them or from all."""
+    node, places = f"node {fault.target}", list(world.candidates) or [LIGHTHOUSE]
+    for place in places if fault.other % 2 == 0 else places[fault.other % len(places) :][:1]:
+        world.links.cut(node, place)
+        world.lasting(fault.seconds, lambda place=place: world.links.restore(node, place))  # type: ignore[misc]
 
 
 def _snap_agent(world: World, fault: Fault) -> None:
@@ -194,6 +227,8 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "kill lighthouse": _kill_lighthouse,
     "crash between effects": _crash_between_effects,
     "fail over": _fail_over,
+    "freeze lighthouse": _freeze_lighthouse,
+    "cut store": _cut_store,
     "pause lighthouse": _pause_lighthouse,
     "jump clock": _jump_clock,
     "cut agent": _cut_agent,

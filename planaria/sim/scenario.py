@@ -46,6 +46,7 @@ class Scenario:
     spare_wait: float = 0.0  # with the policy spare
     save_every: int = 0  # steps between two durable checkpoints; 0: none are written
     copy_every: int = 0  # steps between two copies in memory; 0: none are made
+    lighthouses: int = 1  # of which one leads
     shared: bool = True  # one directory for them, or one for each node
     faults: tuple[Fault, ...] = field(default=())
     expect: str = ""
@@ -83,6 +84,16 @@ class Scenario:
 
 # What random runs are made of. Members fail most: that is what the protocol is about.
 MEMBER_FAULTS = ("kill", "kill", "kill", "kill", "pause", "pause", "alarm", "slow", "cut data")
+# Of several lighthouses.
+ELECTION_FAULTS = (
+    "kill lighthouse",
+    "pause lighthouse",
+    "pause lighthouse",
+    "freeze lighthouse",
+    "cut store",
+    "cut store",
+    "cut agent",
+)
 CONTROL_FAULTS = (
     "kill lighthouse",
     "kill lighthouse",
@@ -132,16 +143,37 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
     )
     shape = _with_standbys(shape) if shape.policy is Policy.REDISTRIBUTE else shape
     menu = menu or rng.choice(MENUS)
+    if base.lighthouses > 1 or set(menu) & set(CONTROL_FAULTS):
+        shape = _with_lighthouses(shape, base)
     faults: list[Fault] = []
     at = rng.choice((rng.uniform(0.0, 1.5), rng.uniform(1.0, 2.5)))  # jobs start at about 1.5 s
     for _ in range(rng.choice((1, 2, 3, 4, 6, 8, 10))):
         at += rng.uniform(0.0, 0.3) if rng.random() < 0.6 else rng.uniform(0.3, 3.0)
         faults.append(_random_fault(rng, rng.choice(menu), at, shape))
+    if shape.lighthouses > 1 and set(menu) & set(CONTROL_FAULTS):
+        faults += _election_faults(shape)
     if base.copy_every:
         return _with_copies(replace(shape, faults=tuple(faults)), base)
     if base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):
         return _with_checkpoints(replace(shape, faults=tuple(faults)))
     return replace(shape, faults=tuple(faults))
+
+
+def _with_lighthouses(shape: Scenario, base: Scenario) -> Scenario:
+    """Some jobs have several lighthouses, or all if ``base`` has."""
+    rng = random.Random(shape.seed * 2654435761 + 4)
+    if base.lighthouses == 1 and rng.random() < 0.7:
+        return shape
+    return replace(shape, lighthouses=rng.choice((2, 2, 3)))
+
+
+def _election_faults(shape: Scenario) -> list[Fault]:
+    rng = random.Random(shape.seed * 2654435761 + 5)
+    at, faults = 1.0, []
+    for _ in range(rng.choice((1, 2, 3, 5))):
+        at += rng.uniform(0.0, 0.5) if rng.random() < 0.4 else rng.uniform(0.5, 4.0)
+        faults.append(_random_fault(rng, rng.choice(ELECTION_FAULTS), at, shape))
+    return faults
 
 
 def _with_standbys(shape: Scenario) -> Scenario:

@@ -14,9 +14,7 @@ from planaria.core.messages import (
     Drain,
     Finished,
     Heartbeat,
-    Hello,
     Host,
-    JobSpec,
     Kill,
     Leaving,
     Member,
@@ -35,31 +33,24 @@ from planaria.core.messages import (
     Resume,
     Stop,
     Suspected,
-    Synced,
     Welcome,
 )
-from planaria.core.told import Told
-from planaria.sim.coordinator import LIGHTHOUSE
-from planaria.sim.kernel import Process
 from planaria.sim.memory import Memory
-from planaria.sim.network import End, Stream
 from planaria.sim.trainer import RANK_LOST, Trainer
+from planaria.sim.uplink import Uplink
 
 if TYPE_CHECKING:
     from planaria.sim.world import World
 
-HEARTBEAT = 1.0  # seconds
 SOCKET_TIME = 0.0002  # always the same, which keeps the order
 NOTICE_TIME = (0.0005, 0.02)  # from the end of a process to its agent knowing
 RESTART_TIME = (0.1, 0.6)
 SWAP_TIME = (0.0, 0.02)  # in which a standby becomes a rank; then its script begins
 PREPARE_TIME = (0.3, 2.0)  # of a standby
 REFILL_TIME = (0.01, 0.3)  # until one rank is there, and the others have met it
-RECONNECT_TIME = (0.02, 0.3)
 SUSPECT_AFTER = 1.5  # the real one is derived from progress seen
 FINISH_GRACE = 10.0  # PlanSpec.finish_grace
 KILL_AFTER = 4.0  # grace for a stopped process to come back by itself
-SILENCE = 3.0  # of the lighthouse's side of a stream, as keep-alive pings see it
 
 
 class Ward:
@@ -87,63 +78,24 @@ class Ward:
         return self.trainer is not None and not self.trainer.process.alive
 
 
-class Supervisor:
+class Supervisor(Uplink):
     """One life of an agent. Its groups die with it."""
 
     def __init__(self, world: World, node: str, groups: list[int]) -> None:
-        self.world = world
-        self.kernel = world.kernel
-        self.node = node
-        self.process = Process(world.kernel, f"agent of {node}")
+        super().__init__(world, node)
         self.process.on_death.append(self._all_die)
-        self.told = Told()
         self.wards: dict[int, Ward] = {}
         self.wanted = world.config.groups  # groups of the whole job
-        self.stopped = ""
         self.complete = False
         self.standbys = world.config.standbys  # that are warm
-        self.closed = False  # an operator has drained this node
         self.quorum: Quorum | None = None  # the newest heard of
         self.run = NO_QUORUM  # the newest Resume.run
-        self._stream: tuple[Stream, End] | None = None
-        self._server: Process | None = None  # the other end of the stream
-        self._heard_at = 0.0
         for group in groups:
             self._start(group)
         self._connect()
         self._beat()
 
     # --- the link to the lighthouse --------------------------------------------------------------------------
-
-    def _connect(self) -> None:
-        if self.stopped or self._stream is not None:
-            return
-        coordinator = self.world.coordinator
-        if coordinator is None or not coordinator.process.alive or not self._reach():
-            self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
-            return
-        mine, theirs = End(self.process, self.node), End(coordinator.process, LIGHTHOUSE)
-        stream = Stream(self.kernel, self.world.links, mine, theirs)
-        mine.on_message = self._order
-        mine.on_lost = lambda: self._lost(mine)
-        coordinator.accept(self.node, stream, theirs)
-        self._stream, self._server = (stream, mine), coordinator.process
-        self._heard_at = self.kernel.now
-        config = self.world.config
-        closed = ("",) if self.closed else ()
-        spec = JobSpec("job", config.groups, 1, config.policy, spare_wait=config.spare_wait)
-        self._send(Hello(self.node, self.node, spec, closed=closed))
-        for report in self.told.again():
-            self._send(report)
-        self._send(Synced())
-
-    def _reach(self) -> bool:
-        return self.world.links.reach(self.node, LIGHTHOUSE)
-
-    def _lost(self, end: End) -> None:
-        if self._stream is not None and self._stream[1] is end:
-            self._stream = None
-            self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
 
     def echo(self) -> None:
         """Something old comes late, as from a lighthouse that was deposed and does not know it: to all groups here."""
@@ -153,30 +105,14 @@ class Supervisor:
             for ward in self.wards.values():
                 self._order(Publish(ward.member, quorum))
 
-    def snap(self) -> None:
-        """The connection breaks."""
-        if self._stream is not None:
-            self._stream[0].snap()
+    def _hosted(self) -> tuple[int, ...]:
+        homes = self.world.homes.items()
+        return tuple(g for g, home in homes if home == self.node and g in self.wards and not self.wards[g].holds)
 
-    def _send(self, report: Report) -> None:
-        if self._stream is not None:
-            stream, end = self._stream
-            stream.send(end, report)
-
-    def _beat(self) -> None:
-        """Once a second: a heartbeat, and a look whether the lighthouse still answers pings."""
-        if self._reach() and self._server is not None and not self._server.paused:
-            self._heard_at = self.kernel.now
-        elif self._stream is not None and self.kernel.now > self._heard_at + SILENCE:
-            stream, end = self._stream
-            stream.close(end)
-            self._stream = None
-            self.process.after(self.kernel.between(*RECONNECT_TIME), self._connect)
+    def _beats(self) -> Heartbeat:
         told = [w for w in self.wards.values() if w.runs and not w.holds]
         pulses = [w.trainer.pulse() if w.trainer else _starting(w.member) for w in told]
-        self._send(Heartbeat(tuple(pulses), self.standbys))
-        if not self.stopped:
-            self.process.after(HEARTBEAT, self._beat)
+        return Heartbeat(tuple(pulses), self.standbys)
 
     # --- orders ----------------------------------------------------------------------------------------------
 

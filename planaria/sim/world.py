@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planaria.core.founding import RESUMES
+from planaria.core.leadership import Leadership
 from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
-from planaria.sim.coordinator import Coordinator, Store
+from planaria.sim.coordinator import LIGHTHOUSE, Coordinator, Store
 from planaria.sim.disk import Disk
 from planaria.sim.fabric import Fabric
 from planaria.sim.faults import APPLY
 from planaria.sim.invariants import Checker, Violation
-from planaria.sim.kernel import Kernel
+from planaria.sim.kernel import Kernel, Process
+from planaria.sim.lighthouses import Candidate, Electoral
 from planaria.sim.network import Links
 from planaria.sim.scenario import CONTROL_FAULTS, PLANNED, Fault, Scenario
 from planaria.sim.supervisor import Supervisor
@@ -22,8 +24,8 @@ from planaria.sim.trace import Trace
 from planaria.sim.trainer import Trainer
 
 # Virtual seconds that a job may take to go on and finish once nothing goes wrong any more: the sum of the longest
-# waits of the protocol (founding 10, a silent agent 12, a stall 4, replanning 8), once more for safety.
-PATIENCE = 70.0
+# waits of the protocol (founding 10, a silent agent 12, a stall 4, replanning 8, fail-over 5), once more for safety.
+PATIENCE = 80.0
 LONGEST = 600.0  # for runs in which the trouble does not end by itself
 RESTART_TIME = 0.3  # of a lighthouse that was killed and is not held down by the fault
 
@@ -40,7 +42,8 @@ class Outcome:
 
 
 class World:
-    """``stepper`` and ``lighthouse`` build the state machines: tests put broken ones in to see them found out."""
+    """``stepper``, ``lighthouse`` and ``leadership`` build the state machines: tests put broken ones in to see them
+    found out."""
 
     def __init__(
         self,
@@ -48,7 +51,9 @@ class World:
         stepper: type[Stepper] = Stepper,
         lighthouse: type[Lighthouse] = Lighthouse,
         keep_trace: bool = False,
+        leadership: type[Leadership] = Leadership,
     ) -> None:
+        self.leadership = leadership
         self.keep_trace = keep_trace
         self.config = config
         self.stepper = stepper
@@ -67,7 +72,12 @@ class World:
             copies=config.copy_every > 0,
         )
         self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
-        self.store = Store()
+        several = config.lighthouses > 1
+        self.store = Electoral(ends_leases=config.seed % 2 == 0) if several else Store()
+        self.candidates: dict[str, Candidate] = {}
+        self._lives = 0  # of lighthouses
+        self.frozen = False  # some lighthouse's clock has stood still
+        self.restart_time = RESTART_TIME
         self.clock_offset = 1000.0
         self.coordinator: Coordinator | None = None
         self.coordinator_down = RESTART_TIME
@@ -88,14 +98,20 @@ class World:
                 self._waiting.append(fault)
             else:
                 self.kernel.after(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
-        self.start_coordinator()
+        if several:
+            for number in range(config.lighthouses):
+                self.start_candidate(f"{LIGHTHOUSE} {number}")
+        else:
+            self.start_coordinator()
         for node in range(config.nodes):
             self.start_supervisor(node)
 
     # --- parts -----------------------------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
-        coordinator = self.coordinator = Coordinator(self)
+        last = self.store.records[-1] if self.store.records else None
+        process, epoch = Process(self.kernel, LIGHTHOUSE), self.store.take_epoch()
+        coordinator = self.coordinator = Coordinator(self, process, LIGHTHOUSE, epoch, last)
 
         def died() -> None:
             if self.coordinator is coordinator:
@@ -105,6 +121,11 @@ class World:
 
         coordinator.process.on_death.append(died)
         self.emit("lighthouse up", -1, "a lighthouse of epoch {} serves", coordinator.core.epoch)
+
+    def start_candidate(self, place: str) -> None:
+        assert isinstance(self.store, Electoral)
+        self._lives += 1
+        self.candidates[place] = Candidate(self, self.store, place, self._lives)
 
     def start_supervisor(self, node: int) -> None:
         groups = [g for g in range(self.config.groups) if self.node_number(g) == node]
@@ -178,11 +199,13 @@ class World:
 
     def holders(self) -> list[Trainer]:
         """Members whose state counts, as nobody inside can know: alive, settled, and not left out by a quorum."""
-        return [
-            t
-            for t in self.trainers.values()
-            if t.process.alive and t.stepper.settled and self.checker.included(t.member, t.stepper.newest)
-        ]
+        return [t for t in self.trainers.values() if t.process.alive and t.stepper.settled and self._included(t)]
+
+    def _included(self, trainer: Trainer) -> bool:
+        """It may have heard of a planned quorum with it, and never of an urgent one before that, without it."""
+        stepper = trainer.stepper
+        heard = stepper.newest if stepper.target is None else min(stepper.newest, stepper.target.id)
+        return self.checker.included(trainer.member, heard)
 
     def veterans(self) -> list[Trainer]:
         """Members whose state is right, if perhaps old: fenced ones too."""
@@ -240,6 +263,12 @@ class World:
             for trainer in self.trainers.values():
                 if trainer.process.alive and trainer.stepper.step and trainer.member not in quorum.members:
                     self.checker.fail(f"no member failed, but {quorum.id} leaves {trainer.describe()} out")
+
+    def check_leads(self, coordinator: Coordinator) -> None:
+        """It is about to decide something. Of several lighthouses only the one that the store knows may do so."""
+        leads, candidate = getattr(self.store, "holder", ""), coordinator.candidate
+        if candidate is not None and not self.frozen and leads != candidate.name:
+            self.checker.fail(f"{candidate.name} takes itself for the leader, but {leads} leads")
 
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""

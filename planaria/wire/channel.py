@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import grpc.aio
 
@@ -12,6 +14,9 @@ from planaria.wire.roles import Role
 
 # loopback: to be reached from other machines takes credentials
 DEFAULT_BIND = "127.0.0.1:29510"
+
+# In the trailing metadata of a refusal by a lighthouse that stands by: the address of the one that leads.
+LEADER = "planaria-leader"
 
 # Heartbeats come about once a second; after two seconds of silence the peer is asked, and it has two more to
 # answer. Thus a dead node or a cut cable is noticed within four heartbeats. A killed process is noticed at
@@ -26,6 +31,8 @@ _LIMITS = [
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PONG_MS),
+    # The one that counts (seen with gRPC 1.85): without it a stopped peer was noticed only after its default, a minute.
+    ("grpc.http2.ping_timeout_ms", _PONG_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     # no limit: an agent whose ranks compute has nothing else to say
     ("grpc.http2.max_pings_without_data", 0),
@@ -57,6 +64,29 @@ def split_address(address: str, what: str = "address") -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{what} {address!r} is not of the form host:port, for instance {DEFAULT_BIND}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def split_addresses(addresses: str, what: str = "--lighthouse") -> tuple[str, ...]:
+    """One or more of "host:port", separated by commas. UsageError if one is none, or is there twice."""
+    found = tuple(address.strip() for address in addresses.split(","))
+    for address in found:
+        split_address(address, what)
+    if len(set(found)) < len(found):
+        raise UsageError(f"{what} {addresses!r} names an address twice")
+    return found
+
+
+def leader_in(error: grpc.RpcError) -> str:
+    """Where a lighthouse that stands by says that another one leads; empty if it does not say."""
+    if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)):
+        return ""
+    metadata: Any = error.trailing_metadata() or ()
+    address = next((str(value) for key, value in metadata if key == LEADER), "")
+    try:
+        split_address(address)
+    except UsageError:
+        return ""
+    return address
 
 
 def join_address(host: str, port: int) -> str:

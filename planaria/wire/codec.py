@@ -267,6 +267,8 @@ def _hello_out(hello: Hello) -> pb.Hello:
         fresh=hello.fresh,
         devices=names(hello.devices, "a device"),
         closed=names(hello.closed, "a device"),
+        hosted=[checks.group(each) for each in hello.hosted],
+        epoch=checks.integer(hello.epoch, 0, checks.MAX_NUMBER, "an epoch"),
         protocol=PROTOCOL,
     )
 
@@ -288,6 +290,8 @@ def _hello_in(hello: pb.Hello) -> Hello:
         hello.fresh,
         names(hello.devices, "a device"),
         names(hello.closed, "a device"),
+        tuple(checks.group(each) for each in hello.hosted),
+        hello.epoch,
     )
 
 

@@ -135,13 +135,15 @@ class JobSpec(_message.Message):
     def __init__(self, job: _Optional[str] = ..., groups: _Optional[int] = ..., min_groups: _Optional[int] = ..., policy: _Optional[_Union[Policy, str]] = ..., ranks: _Optional[int] = ..., spare_wait: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent", "host", "spec", "fresh", "devices", "closed", "protocol")
+    __slots__ = ("agent", "host", "spec", "fresh", "devices", "closed", "hosted", "epoch", "protocol")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    HOSTED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     agent: str
     host: str
@@ -149,8 +151,10 @@ class Hello(_message.Message):
     fresh: bool
     devices: _containers.RepeatedScalarFieldContainer[str]
     closed: _containers.RepeatedScalarFieldContainer[str]
+    hosted: _containers.RepeatedScalarFieldContainer[int]
+    epoch: int
     protocol: int
-    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., fresh: bool = ..., devices: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, agent: _Optional[str] = ..., host: _Optional[str] = ..., spec: _Optional[_Union[JobSpec, _Mapping[str, object]]] = ..., fresh: bool = ..., devices: _Optional[_Iterable[str]] = ..., closed: _Optional[_Iterable[str]] = ..., hosted: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Synced(_message.Message):
     __slots__ = ()
@@ -547,10 +551,18 @@ class StatusRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "leads", "leader", "epoch", "trouble")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping[str, object]]]] = ...) -> None: ...
+    leads: bool
+    leader: str
+    epoch: int
+    trouble: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping[str, object]]]] = ..., leads: bool = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class KillRequest(_message.Message):
     __slots__ = ("job", "group", "signal", "rank")

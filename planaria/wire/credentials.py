@@ -13,6 +13,7 @@ Files that are replaced are taken up at the next handshake (RFC 8446 for TLS 1.3
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import os
 import re
@@ -50,7 +51,8 @@ class Credentials:
     @staticmethod
     def given(roles: Sequence[Role], environ: Mapping[str, str] = os.environ) -> Credentials | None:
         """In the directory that the environment names, of the first of ``roles`` of which it has any; None without a
-        directory. Raises UsageError if it has none, or a damaged one, of which gRPC would only say that it failed."""
+        directory. Raises UsageError if it has none, or one that is damaged or has expired, of which gRPC would only say
+        that it failed."""
         if not (name := environ.get(ENVIRONMENT)):
             return None
         directory = Path(name)
@@ -63,6 +65,7 @@ class Credentials:
             except OSError:
                 pass  # reading it says the same in a sentence
             found.context()
+            found.demand_valid()
             return found
         wanted = " or ".join(f"{role.value}.pem" for role in roles)
         raise UsageError(f"--credentials {directory} has no {wanted}; planaria certs init makes them")
@@ -82,6 +85,18 @@ class Credentials:
         if key is None or certificates is None:
             raise UsageError(f"--credentials {self.directory}: {self.path} does not hold a key and a certificate")
         return Pem(key[0], certificates[0], authority)
+
+    def demand_valid(self) -> None:
+        """Raises UsageError if nobody believes the certificate any more, or not yet."""
+        from cryptography import x509  # not for those who have no credentials
+
+        certificate = x509.load_pem_x509_certificate(self.read().certificates)
+        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        if not begins <= datetime.datetime.now(datetime.UTC) <= ends:
+            raise UsageError(
+                f"--credentials {self.directory}: {self.path.name} is valid from {begins:%Y-%m-%d %H:%M} to "
+                f"{ends:%Y-%m-%d %H:%M} UTC, and not now; planaria certs renew makes a new one"
+            )
 
     # --- for gRPC --------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ async def test_status_json_is_valid_json_even_with_nan(server: Server) -> None:
     async with FakeAgent(server.address, "a") as agent:
         await work(agent)
         await agent.beat(0, step=4, loss=float("nan"))
-        machine = server.jobs.find("train").machine
+        machine = server.seat.jobs.find("train").machine
         await eventually(lambda: machine.groups[0].step == 4)
         status, headers, body = await get(server, "/status.json?pretty=1")
         assert status == 200 and headers["content-type"] == "application/json"
@@ -94,13 +94,13 @@ async def test_status_json_is_valid_json_even_with_nan(server: Server) -> None:
 
 
 async def test_metrics_without_jobs(server: Server) -> None:
-    assert await metrics(server) == {("planaria_jobs", ()): 0}
+    assert await metrics(server) == {("planaria_jobs", ()): 0, ("planaria_leads", ()): 1}
 
 
 async def test_metrics_follow_the_job(server: Server) -> None:
     async with FakeAgent(server.address, "a") as agent:
         await work(agent)
-        job = server.jobs.find("train")
+        job = server.seat.jobs.find("train")
         await eventually(lambda: job.machine.groups[1].pulse is not None)
         seen = await metrics(server)
         for name, value in {

@@ -43,7 +43,7 @@ async def agent(server: Server) -> AsyncIterator[FakeAgent]:
         quorum = (await agent.wait_for(Publish)).quorum
         await agent.adopt(quorum, 3)
         await agent.beat(0, 1, step=3, loss=0.25)
-        machine = server.jobs.find("train").machine
+        machine = server.seat.jobs.find("train").machine
         await eventually(lambda: all(group.pulse for group in machine.groups.values()) and len(machine.groups) == 2)
         yield agent
 
@@ -147,12 +147,12 @@ async def test_events_are_replayed_and_followed(server: Server, agent: FakeAgent
 
     seen = await ask(server, watch)
     assert seen[0] == "epoch" and "ready" in seen and seen[-1] == "kill"
-    job = server.jobs.find("train")
+    job = server.seat.jobs.find("train")
     await eventually(lambda: not job.watchers)  # a watcher that left is forgotten
 
 
 async def test_a_watcher_that_does_not_read_is_cut_off(server: Server, agent: FakeAgent) -> None:
-    job = server.jobs.find("train")
+    job = server.seat.jobs.find("train")
     watcher = job.watch()
     for _ in range(2000):
         job.operate(lambda now: job.machine.kill(0, 10, now))

@@ -53,13 +53,13 @@ async def found(server: Server, agents: list[FakeAgent], job: str = "train") -> 
     for group, agent in enumerate(agents):
         await agent.wait_for(Publish)
         await agent.adopt(publish.quorum, 0, group)
-    machine = server.jobs.find(job).machine
+    machine = server.seat.jobs.find(job).machine
     await eventually(lambda: machine.founded and all(g.adopted != QuorumId(0, 0) for g in machine.groups.values()))
     return publish
 
 
 def is_idle(server: Server, job: str) -> bool:
-    return not server.jobs.find(job).streams
+    return not server.seat.jobs.find(job).streams
 
 
 # --- one job ------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ async def test_a_death_brings_a_smaller_quorum_to_the_others(server: Server) -> 
         assert second.quorum.members == (Member(0, 0),) and second.quorum.urgent
         assert "group 1 lost" in second.quorum.reason
         await a.adopt(second.quorum, 5)
-        await eventually(lambda: sum(server.jobs.find("train").recoveries) == 1)
+        await eventually(lambda: sum(server.seat.jobs.find("train").recoveries) == 1)
 
 
 async def test_the_machine_is_ticked_when_it_asks_for_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ async def test_a_misfit_is_refused(server: Server) -> None:
 async def test_the_end_of_a_stream_is_the_loss_of_the_agent(server: Server) -> None:
     async with FakeAgent(server.address, "a") as agent:
         await agent.epoch()
-        job = server.jobs.find("train")
+        job = server.seat.jobs.find("train")
         assert job.machine.agents["a"].connected
         await agent.leave()
         await eventually(lambda: not job.machine.agents["a"].connected)
@@ -124,7 +124,7 @@ async def test_a_connection_that_breaks_is_the_loss_of_the_agent(server: Server)
     await agent.connect()
     await agent.epoch()
     await agent.close()
-    job = server.jobs.find("train")
+    job = server.seat.jobs.find("train")
     await eventually(lambda: not job.machine.agents["a"].connected)
 
 
@@ -134,7 +134,7 @@ async def test_a_newer_stream_replaces_the_older_one(server: Server) -> None:
         assert ended.code() is grpc.StatusCode.UNAVAILABLE
         assert "replaced by a newer stream" in str(ended.details())
         await new.epoch()
-        job = server.jobs.find("train")
+        job = server.seat.jobs.find("train")
         await eventually(lambda: len(job.streams) == 1)
         assert job.machine.agents["a"].connected
         await new.ready(0, 1)
@@ -177,7 +177,7 @@ async def test_after_a_complete_run_a_restarted_lighthouse_takes_the_next_one_fo
                 assert quorum.founding and quorum.id == QuorumId(epoch, 1)
                 await agent.adopt(quorum)
                 await agent.tell(Finished(Member(0, 0), 100, "d"), Died(Member(0, 0), "exit 0"))
-                job = server.jobs.find("train")
+                job = server.seat.jobs.find("train")
                 await eventually(lambda kinds=job.events_by_kind: kinds["complete"] == 1)
 
 
@@ -191,8 +191,8 @@ async def test_a_slow_reader_is_cut_off_and_the_others_are_served(
     hello = FakeAgent(server.address, "slow", "big").hello
     await slow.write(pb.AgentFrame(report=encode_report(hello)))
     await slow.write(pb.AgentFrame(report=encode_report(Synced())))
-    await eventually(lambda: any(job.name == "big" for job in server.jobs.all()))
-    job = server.jobs.find("big")
+    await eventually(lambda: any(job.name == "big" for job in server.seat.jobs.all()))
+    job = server.seat.jobs.find("big")
     await eventually(lambda: "slow" in job.streams)
 
     async with FakeAgent(server.address, "quick", "other") as quick:
@@ -241,7 +241,7 @@ async def test_senseless_first_frames_are_refused_with_a_reason(server: Server) 
     assert empty.code() is grpc.StatusCode.INVALID_ARGUMENT
     garbage = await first_frame(server, b"\xff\xff\xff\xff")
     assert garbage.code() is not grpc.StatusCode.OK
-    assert server.jobs.all() == []
+    assert server.seat.jobs.all() == []
 
 
 async def test_nonsense_in_mid_stream_ends_that_stream_only(server: Server) -> None:
@@ -250,7 +250,7 @@ async def test_nonsense_in_mid_stream_ends_that_stream_only(server: Server) -> N
         await a._call.write(pb.AgentFrame(report=pb.Report(died=pb.Died(member=pb.Member(group=-1)))))
         ended = await a.wait_for_end()
         assert ended.code() is grpc.StatusCode.INVALID_ARGUMENT and "group number is -1" in str(ended.details())
-        job = server.jobs.find("train")
+        job = server.seat.jobs.find("train")
         await eventually(lambda: not job.machine.agents["a"].connected)
         assert job.machine.agents["b"].connected and b.ended is None
         await b.tell(b.hello)
@@ -295,7 +295,7 @@ async def test_jobs_do_not_see_each_other(server: Server) -> None:
         assert not any(isinstance(order, Publish) for order in two.orders)
         await two.ready(0, 1)
         assert (await two.wait_for(Publish)).quorum.id == published.quorum.id  # numbered each for itself
-        assert [job.name for job in server.jobs.all()] == ["one", "two"]
+        assert [job.name for job in server.seat.jobs.all()] == ["one", "two"]
         assert set(server.store.jobs()) == {"one", "two"}
 
 
@@ -307,7 +307,7 @@ async def test_a_job_whose_machine_breaks_is_taken_anew_and_the_others_live(
         first = (await bad.wait_for(Publish)).quorum
         await good.ready(0, 1)
         await good.wait_for(Publish)
-        machine = server.jobs.find("bad").machine
+        machine = server.seat.jobs.find("bad").machine
         monkeypatch.setattr(machine, "handle", lambda *_: 1 / 0)
         await bad.tell(Synced())
         ended = await bad.wait_for_end()
@@ -317,7 +317,7 @@ async def test_a_job_whose_machine_breaks_is_taken_anew_and_the_others_live(
         bad.orders.clear()
         await bad.connect(*(Adopted(member, first.id, 7) for member in first.members))
         assert await bad.epoch() == 2  # a machine of its own numbers, so an epoch of its own
-        status = server.jobs.find("bad").status()
+        status = server.seat.jobs.find("bad").status()
         assert status.quorum is not None and status.quorum.lineage == first.lineage
 
 
@@ -345,9 +345,9 @@ async def test_a_new_run_under_the_name_of_one_that_is_over(server: Server) -> N
         quorum = (await first.wait_for(Publish)).quorum
         await first.adopt(quorum)
         await first.tell(Died(Member(0, 0), "SIGKILL"))
-        await eventually(lambda: bool(server.jobs.find("train").machine.stopped))
+        await eventually(lambda: bool(server.seat.jobs.find("train").machine.stopped))
         await first.leave()
-        await eventually(lambda: not server.jobs.find("train").streams)
+        await eventually(lambda: not server.seat.jobs.find("train").streams)
     async with FakeAgent(server.address, "a2", groups=1) as second:
         assert await second.epoch() == 2
         await second.ready(0)
@@ -366,7 +366,7 @@ async def test_idle_jobs_are_forgotten_before_they_fill_the_memory(
                 await agent.epoch()
                 await agent.leave()
                 await eventually(partial(is_idle, server, f"job{number}"))
-        assert [job.name for job in server.jobs.all()] == ["busy", "job3", "job4"]
+        assert [job.name for job in server.seat.jobs.all()] == ["busy", "job3", "job4"]
 
 
 # --- addresses ----------------------------------------------------------------------------------------------

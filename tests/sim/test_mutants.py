@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from planaria.core import leadership as election
 from planaria.core import stepper as core
+from planaria.core.leadership import Answer, Away, Held, Leadership
 from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId, Ready
 from planaria.core.quorum import Lighthouse
 from planaria.core.roster import Effect, Group, Persist
@@ -227,16 +229,49 @@ class NeverSleeps(Lighthouse):
         return super()._end()
 
 
+class LeadsForEver(Leadership):
+    """Takes no notice of its fence: it acts until the store itself says that another one leads."""
+
+    def leads(self, now: float) -> bool:
+        return self.epoch > 0
+
+
+class FencesLate(Leadership):
+    """Counts its lease from the answer, not from the question."""
+
+    def answered(self, answer: Answer, now: float) -> list[election.Effect]:
+        self._asked_at = now
+        return super().answered(answer, now)
+
+
+class TakesOverEarly(Leadership):
+    """Does not wait for the lease of another to lapse."""
+
+    def answered(self, answer: Answer, now: float) -> list[election.Effect]:
+        return super().answered(replace(answer, seconds=0.1) if isinstance(answer, Held) else answer, now)
+
+
+class GivesUp(Leadership):
+    """Does not ask again when the store did not answer."""
+
+    def answered(self, answer: Answer, now: float) -> list[election.Effect]:
+        effects = super().answered(answer, now)
+        if isinstance(answer, Away) and not self.epoch:
+            self._due = 1e12
+        return effects
+
+
 def hunt(
     stepper: type[Stepper] = Stepper,
     lighthouse: type[Lighthouse] = Lighthouse,
     base: Scenario = BASE,
     menu: tuple[str, ...] = (),
+    leadership: type[Leadership] = Leadership,
 ) -> str:
     """What the first seed that fails says; empty if none does."""
     for seed in range(SEEDS):
         try:
-            outcome = World(random_scenario(seed, base, menu), stepper, lighthouse).run()
+            outcome = World(random_scenario(seed, base, menu), stepper, lighthouse, leadership=leadership).run()
         except (AssertionError, IndexError, KeyError, ValueError) as crash:
             return f"seed {seed}: {crash!r}"
         if outcome.failed:
@@ -270,6 +305,9 @@ LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
     (SleepsTooLong, MEMBER_FAULTS),
 ]
 
+SEVERAL = replace(BASE, lighthouses=2)
+STOPS = ("pause lighthouse", "pause lighthouse", "snap agent", "snap agent", "cut store")
+LEADERS = [LeadsForEver, FencesLate, TakesOverEarly, GivesUp]
 SAVING = replace(BASE, save_every=1)
 SAVERS = [BelievesReportsAlone, BeginsWithAnybody]
 COPYING = replace(BASE, copy_every=1)
@@ -289,6 +327,17 @@ def test_a_mistake_in_the_stepper_is_found(stepper: type[Stepper], base: Scenari
 @pytest.mark.parametrize(("lighthouse", "menu"), LIGHTHOUSES, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_mistake_in_the_lighthouse_is_found(lighthouse: type[Lighthouse], menu: tuple[str, ...]) -> None:
     assert hunt(lighthouse=lighthouse, menu=menu)
+
+
+@pytest.mark.parametrize("leadership", LEADERS, ids=lambda x: x.__name__)
+def test_a_mistake_of_one_of_several_lighthouses_is_found(leadership: type[Leadership]) -> None:
+    assert hunt(base=SEVERAL, menu=STOPS, leadership=leadership)
+
+
+def test_without_a_mistake_of_one_of_several_lighthouses_nothing_is_found() -> None:
+    for seed in range(60):
+        outcome = World(random_scenario(seed, SEVERAL, CONTROL_FAULTS)).run()
+        assert not outcome.failed, f"seed {seed}: {outcome.verdict}"
 
 
 @pytest.mark.parametrize("lighthouse", SAVERS, ids=lambda x: x.__name__)
