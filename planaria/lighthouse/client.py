@@ -17,9 +17,11 @@ from planaria.wire.control_pb2_grpc import LighthouseStub
 from planaria.wire.credentials import ENVIRONMENT
 from planaria.wire.roles import Role
 from planaria.wire.status import decode_event, decode_status
+from planaria.wire.token import metadata
 
 # Seconds. A lighthouse answers within milliseconds; one that restarts is back well within this.
 DEADLINE = 5.0
+_ROLES = (Role.OPERATOR, Role.VIEWER)
 
 
 class OperatorClient:
@@ -31,7 +33,7 @@ class OperatorClient:
     def __init__(self, address: str, deadline: float = DEADLINE) -> None:
         self.address = address
         self._deadline = deadline
-        self._channel = open_sync_channel(address, Role.OPERATOR, Role.VIEWER)
+        self._channel = open_sync_channel(address, *_ROLES)
         self._stub = LighthouseStub(self._channel)
 
     def __enter__(self) -> OperatorClient:
@@ -84,7 +86,7 @@ class OperatorClient:
         """Recent events, then new ones as they come, until the caller stops or the lighthouse does."""
         try:
             # No deadline: it is meant to last; a dead lighthouse is noticed by the channel's keepalive.
-            for event in self._stub.WatchEvents(pb.WatchRequest(job=job)):
+            for event in self._stub.WatchEvents(pb.WatchRequest(job=job), metadata=metadata(*_ROLES)):
                 yield decode_event(event)
         except grpc.RpcError as error:
             raise self._problem(error) from None
@@ -94,7 +96,7 @@ class OperatorClient:
 
     def _call(self, method: Any, request: Any, **fields: int | str | None) -> Any:
         try:
-            return method(request(**fields), timeout=self._deadline)
+            return method(request(**fields), timeout=self._deadline, metadata=metadata(*_ROLES))
         except grpc.RpcError as error:
             raise self._problem(error) from None
         except ValueError as error:  # a number that does not fit into the message
@@ -104,7 +106,7 @@ class OperatorClient:
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.INVALID_ARGUMENT:
             return UsageError(details)
-        if code is grpc.StatusCode.PERMISSION_DENIED:
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
             return UsageError(f"the lighthouse at {self.address} refuses: {details}")
         why = "no answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(details).rsplit(": ", 1)[-1]
         doubt = ""
