@@ -21,6 +21,7 @@ from planaria.wire.control_pb2_grpc import LighthouseStub
 from planaria.wire.credentials import Credentials, Pem
 from planaria.wire.roles import Role
 from planaria.wire.status import decode_event, decode_status
+from planaria.wire.token import metadata
 
 # After a stream that broke, the first retry comes at once and gRPC itself paces connecting. These bound the pauses
 # between streams that a reachable lighthouse ends again: from hardly noticeable to one heartbeat, for a
@@ -138,7 +139,7 @@ class Link:
         with suppress(TimeoutError, grpc.RpcError, ProtocolError, UsageError):
             async with asyncio.timeout(_LEAVE_SECONDS), open_channel(self.address) as channel:
                 await self._gone.wait()
-                reply = await LighthouseStub(channel).Status(pb.StatusRequest(job=job))
+                reply = await LighthouseStub(channel).Status(pb.StatusRequest(job=job), metadata=_proof())
                 return decode_status(reply.jobs[0]).events
         return ()
 
@@ -147,18 +148,18 @@ class Link:
         whoever wants it asks again. ``reason`` and ``share`` as in ``core.wishes``."""
         assert self._channel is not None
         request = pb.GroupRequest(job=job, group=group, reason=clip(reason), share=share)
-        return await _refusal(LighthouseStub(self._channel).Drain(request, timeout=_DRAIN_SECONDS))
+        return await _refusal(LighthouseStub(self._channel).Drain(request, timeout=_DRAIN_SECONDS, metadata=_proof()))
 
     async def migrate(self, job: str, group: int, rank: int, reason: str, share: float) -> str | None:
         """The same for a single rank: another process is to take its place."""
         assert self._channel is not None
         request = pb.MigrateRequest(job=job, group=group, rank=rank, reason=clip(reason), share=share)
-        return await _refusal(LighthouseStub(self._channel).Migrate(request, timeout=_DRAIN_SECONDS))
+        return await _refusal(LighthouseStub(self._channel).Migrate(request, timeout=_DRAIN_SECONDS, metadata=_proof()))
 
     async def events(self, job: str) -> AsyncIterator[Event]:
         """The lighthouse's own events of the job, as they happen; ends when the lighthouse is lost."""
         assert self._channel is not None
-        call = LighthouseStub(self._channel).WatchEvents(pb.WatchRequest(job=job))
+        call = LighthouseStub(self._channel).WatchEvents(pb.WatchRequest(job=job), metadata=_proof())
         try:
             async for message in call:
                 yield decode_event(message)
@@ -174,7 +175,8 @@ class Link:
         """One stream, from connecting to its end. Returns whether the lighthouse answered on it."""
         assert self._channel is not None
         # With several, one that cannot be reached is left for the next at once.
-        call = LighthouseStub(self._channel).Attend(wait_for_ready=self.addresses == (self.address,))
+        only = self.addresses == (self.address,)
+        call = LighthouseStub(self._channel).Attend(wait_for_ready=only, metadata=_proof())
         heard, writer = False, None
         try:
             await call.wait_for_connection()
@@ -288,6 +290,13 @@ class Link:
                 self._on_note("link", f"no lighthouse answers at {where} yet ({why}); trying on")
 
 
+def _proof() -> tuple[tuple[str, str], ...]:
+    try:
+        return metadata(Role.AGENT)
+    except UsageError:
+        return ()  # half replaced: the lighthouse says no, and is asked again
+
+
 def _shown() -> Pem | None:
     credentials = Credentials.given((Role.AGENT,))
     return None if credentials is None else credentials.read()
@@ -296,7 +305,8 @@ def _shown() -> Pem | None:
 async def _trouble(channel: grpc.aio.Channel) -> str:
     """Why nothing can be asked of a lighthouse; empty if it can. The stream itself only waits for a connection."""
     try:
-        reply = await LighthouseStub(channel).Status(pb.StatusRequest(), timeout=_DRAIN_SECONDS)
+        stub = LighthouseStub(channel)
+        reply = await stub.Status(pb.StatusRequest(), timeout=_DRAIN_SECONDS, metadata=_proof())
         if not reply.leads:
             return f"it stands by; {reply.trouble or reply.leader or 'nobody is known to lead'}"
     except grpc.aio.AioRpcError as error:

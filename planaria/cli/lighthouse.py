@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from planaria.cli.certs import CredentialsOption
+from planaria.cli.certs import CredentialsOption, TokenOption
 from planaria.errors import UsageError
 from planaria.lighthouse import server
 from planaria.lighthouse.elector import LEASE
@@ -17,7 +17,9 @@ from planaria.wire.channel import DEFAULT_BIND
 def lighthouse(
     bind: Annotated[
         str,
-        typer.Option(help="host:port to listen on; port 0 takes any. Beyond this machine it takes --credentials."),
+        typer.Option(
+            help="host:port to listen on; port 0 takes any. Beyond this machine: with --credentials or --token-file."
+        ),
     ] = DEFAULT_BIND,
     store: Annotated[
         str, typer.Option(help="File that keeps the epoch and the lineage of quorums; made if missing.")
@@ -45,6 +47,7 @@ def lighthouse(
     ] = None,
     epoch_floor: Annotated[int, typer.Option(min=0, help="Take an epoch above this one, where a store was lost.")] = 0,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Run the lighthouse until it is told to stop. Prints one line of JSON with its address when it
     listens."""

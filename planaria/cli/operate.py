@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from planaria.cli.certs import CredentialsOption
+from planaria.cli.certs import CredentialsOption, TokenOption
 from planaria.cli.logdir import lives, read_run, read_summary
 from planaria.core.messages import NO_QUORUM, Event
 from planaria.core.roster import GroupStatus, JobStatus
@@ -72,6 +72,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Show what a job's groups are doing."""
     target = find(job, lighthouse, log_dir)
@@ -105,6 +106,7 @@ def kill(
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Send a signal to the processes of a group, or to one of them, to see how the job takes it."""
     number = signal_number(signal)
@@ -125,6 +127,7 @@ def drain(
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Have a group, a node, a GPU or a rank leave in order: the others go on without a pause.
 
@@ -151,6 +154,7 @@ def undrain(
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Use a drained node, or a drained GPU, again: the groups that left come back."""
     if (node is not None) + (gpu is not None) != 1:
@@ -172,6 +176,7 @@ def migrate(
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Have a standby take the place of a process of a group, or (--to alone) all of the group go on at another agent.
     Nothing is lost, and the others go on without a pause."""
@@ -189,6 +194,7 @@ def evict(
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Declare a group dead that nobody can reach, so that the others need not wait for it."""
     with _connect(job, lighthouse, log_dir) as (client, name):
@@ -201,6 +207,7 @@ def scale(
     lighthouse: AddressOption = None,
     log_dir: LogDirOption = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Change the number of groups while the job runs."""
     if groups > MAX_GROUP:

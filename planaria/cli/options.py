@@ -26,6 +26,7 @@ from planaria.wire.channel import split_address, split_addresses
 from planaria.wire.checks import MAX_RANK
 from planaria.wire.credentials import Credentials
 from planaria.wire.roles import Role
+from planaria.wire.token import Token
 
 DEVICES = ("cpu", "cuda")
 # A warm standby is at work within one or two seconds of small models; a wait costs all groups' time.
@@ -134,6 +135,8 @@ def check(options: RunOptions) -> None:
     _check_numbers(options)
     _check_devices(options)
     Credentials.given((Role.AGENT,))
+    if (token := Token.given()) is not None:
+        token.proof((Role.AGENT,))
     if options.reduction not in REDUCTIONS:
         raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
     if options.exact not in (None, *PROMISES):

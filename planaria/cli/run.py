@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from planaria.cli import options as opts
-from planaria.cli.certs import CredentialsOption
+from planaria.cli.certs import CredentialsOption, TokenOption
 from planaria.cli.logdir import directory_given
 from planaria.cli.node import help_out
 from planaria.cli.options import RunOptions
@@ -162,6 +162,7 @@ def run(
         _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
     ] = None,
     credentials: CredentialsOption = None,
+    token_file: TokenOption = None,
 ) -> None:
     """Run SCRIPT in replica groups. A group that dies is replaced; the others go on, and no step is lost.
 

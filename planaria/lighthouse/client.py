@@ -18,9 +18,11 @@ from planaria.wire.control_pb2_grpc import LighthouseStub
 from planaria.wire.credentials import ENVIRONMENT
 from planaria.wire.roles import Role
 from planaria.wire.status import decode_event, decode_status
+from planaria.wire.token import metadata
 
 # Seconds. A lighthouse answers within milliseconds; one that restarts is back well within this.
 DEADLINE = 5.0
+_ROLES = (Role.OPERATOR, Role.VIEWER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class OperatorClient:
     def __init__(self, addresses: str, deadline: float = DEADLINE) -> None:
         self.addresses = split_addresses(addresses)
         self._deadline = deadline
-        self._channels = {a: open_sync_channel(a, Role.OPERATOR, Role.VIEWER) for a in self.addresses}
+        self._channels = {a: open_sync_channel(a, *_ROLES) for a in self.addresses}
         self._first = self.addresses[0]  # that which led last
 
     def __enter__(self) -> OperatorClient:
@@ -58,7 +60,7 @@ class OperatorClient:
     def posts(self) -> list[Post]:
         """What each of the lighthouses is doing."""
         asked = [
-            (address, self._stub(address).Status.future(pb.StatusRequest(), timeout=self._deadline))
+            (address, self._stub(address).Status.future(pb.StatusRequest(), self._deadline, metadata(*_ROLES)))
             for address in self.addresses
         ]
         found = []
@@ -118,7 +120,7 @@ class OperatorClient:
 
         def begin(stub: Any) -> None:
             nonlocal first
-            calls.append(stub.WatchEvents(pb.WatchRequest(job=job)))
+            calls.append(stub.WatchEvents(pb.WatchRequest(job=job), metadata=metadata(*_ROLES)))
             first = next(calls[-1], None)
 
         self._of_leader(begin)
@@ -131,7 +133,7 @@ class OperatorClient:
 
     def _status(self, job: str) -> Any:
         def ask(stub: Any) -> Any:
-            reply = stub.Status(pb.StatusRequest(job=job), timeout=self._deadline)
+            reply = stub.Status(pb.StatusRequest(job=job), timeout=self._deadline, metadata=metadata(*_ROLES))
             return reply if reply.leads else _StandsBy(reply.leader, reply.trouble)
 
         return self._of_leader(ask)
@@ -141,7 +143,11 @@ class OperatorClient:
             made = request(**fields)
         except ValueError as error:  # a number that does not fit into the message
             raise UsageError(str(error)) from None
-        return str(self._of_leader(lambda stub: getattr(stub, method)(made, timeout=self._deadline)).text)
+
+        def ask(stub: Any) -> Any:
+            return getattr(stub, method)(made, timeout=self._deadline, metadata=metadata(*_ROLES))
+
+        return str(self._of_leader(ask).text)
 
     def _of_leader(self, ask: Callable[[Any], Any]) -> Any:
         """The answer of the one that leads. One that stands by names it; else the others are asked in their order."""
@@ -172,14 +178,14 @@ class OperatorClient:
 
     def _stub(self, address: str) -> Any:
         if address not in self._channels:
-            self._channels[address] = open_sync_channel(address, Role.OPERATOR, Role.VIEWER)
+            self._channels[address] = open_sync_channel(address, *_ROLES)
         return LighthouseStub(self._channels[address])
 
     def _problem(self, address: str, error: Any) -> UsageError:
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.INVALID_ARGUMENT:
             return UsageError(details)
-        if code is grpc.StatusCode.PERMISSION_DENIED:
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
             return UsageError(f"the lighthouse at {address} refuses: {details}")
         if "stands by" in details or "leads no more" in details:
             return UsageError(f"the lighthouse at {address} is of no use now: {details}")

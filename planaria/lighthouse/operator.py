@@ -18,17 +18,21 @@ from planaria.wire.channel import LEADER
 from planaria.wire.control_pb2_grpc import LighthouseServicer
 from planaria.wire.roles import CHANGE, READ, Role, roles_of
 from planaria.wire.status import encode_event, encode_status
+from planaria.wire.token import Denied, Guard
 
 
 class Operators(LighthouseServicer):
     """The half of the service that people use. A call that names no job means the only one."""
 
-    def __init__(self, seat: Seat, knows_callers: bool) -> None:
+    def __init__(self, seat: Seat, knows_callers: bool, guard: Guard | None = None) -> None:
         self.seat = seat
+        self._guard = guard
         self._knows_callers = knows_callers  # by their certificates; else whoever gets here is let in
 
     async def require(self, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]) -> None:
         """Returns only if the caller has a role that may do this."""
+        if self._guard is not None:
+            await self._require_proof(self._guard, context, allowed)
         if not self._knows_callers:
             return
         about = context.auth_context()
@@ -47,6 +51,19 @@ class Operators(LighthouseServicer):
         where = ((LEADER, status.leader),) if status.leader and not status.leads else ()
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"this lighthouse stands by: {who_leads(status)}", where)
         raise AssertionError("abort always raises")
+
+    async def _require_proof(
+        self, guard: Guard, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]
+    ) -> None:
+        try:
+            role = guard.role(context.invocation_metadata() or ())
+        except Denied as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            return
+        if role not in allowed:
+            wanted = " or ".join(sorted(each.value for each in allowed))
+            text = f"this takes the role {wanted}; the caller's token is that of {role.value}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]

@@ -32,6 +32,7 @@ from planaria.wire.control_pb2_grpc import add_LighthouseServicer_to_server
 from planaria.wire.credentials import Credentials, demand_for
 from planaria.wire.quorums import encode_quorum
 from planaria.wire.roles import ATTEND, Role
+from planaria.wire.token import Guard, Token
 
 log = logging.getLogger("planaria.lighthouse")
 
@@ -164,13 +165,15 @@ class Server:
         self._credentials = Credentials.given((Role.LIGHTHOUSE,))
         self._grpc = make_server()
         self._pages: StatusPages | None = None
-        service = Service(self.seat, knows_callers=self._credentials is not None)
+        self._token = Token.given()
+        guard = None if self._token is None else Guard(self._token)
+        service = Service(self.seat, knows_callers=self._credentials is not None, guard=guard)
         add_LighthouseServicer_to_server(service, self._grpc)
 
     async def start(self, bind: str = DEFAULT_BIND, http: str | None = None, advertise: str | None = None) -> Listening:
         """``advertise``: where agents reach this one, if not at ``bind``. UsageError if an address is taken or
         senseless, or strangers could reach it."""
-        self.address = add_port(self._grpc, bind, self._credentials)
+        self.address = add_port(self._grpc, bind, self._credentials, self._token)
         self.seat.address = advertise or self.address
         await self._grpc.start()
         if http is not None:
@@ -204,7 +207,7 @@ class Server:
 def refuse_strangers(bind: str, http: str | None) -> None:
     """Raises UsageError if the addresses are senseless, or anybody could reach them."""
     credentials = Credentials.given((Role.LIGHTHOUSE,))
-    demand_for(split_address(bind, "--bind")[0], "the lighthouse", credentials)
+    demand_for(split_address(bind, "--bind")[0], "the lighthouse", credentials, Token.given())
     if http is not None:
         demand_for(split_address(http, "--http")[0], "the status pages", credentials)
 

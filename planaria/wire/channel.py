@@ -114,11 +114,11 @@ def make_server() -> grpc.aio.Server:
     return grpc.aio.server(options=_SERVER)
 
 
-def add_port(server: grpc.aio.Server, bind: str, credentials: Credentials | None) -> str:
+def add_port(server: grpc.aio.Server, bind: str, credentials: Credentials | None, token: object | None = None) -> str:
     """Bind ``server``, port 0 meaning any; the address it is bound to. UsageError if that is impossible, or strangers
     could reach it."""
     host, _ = split_address(bind, "--bind")
-    demand_for(host, "the lighthouse", credentials)
+    demand_for(host, "the lighthouse", credentials, token)
     try:
         if credentials is None:
             port = server.add_insecure_port(bind)

@@ -154,9 +154,9 @@ def is_loopback(host: str) -> bool:
         return False  # a name: who knows where it leads
 
 
-def demand_for(host: str, what: str, credentials: Credentials | None) -> None:
-    """Raises UsageError if ``what`` would listen to strangers."""
-    if credentials is None and not is_loopback(host):
+def demand_for(host: str, what: str, credentials: Credentials | None, token: object | None = None) -> None:
+    """Raises UsageError if ``what`` would listen to strangers. ``token``: what else keeps them out."""
+    if credentials is None and token is None and not is_loopback(host):
         raise UsageError(
             f"{what} would listen on {host}, which other machines reach, without credentials: whoever reaches it "
             "controls the jobs. Make some with planaria certs init DIR and give --credentials DIR"
