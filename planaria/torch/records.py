@@ -17,13 +17,13 @@ import xxhash
 from planaria.core.messages import ControlWord, QuorumId, Standing
 from planaria.errors import ProtocolError, UsageError
 
-VERSION = 4
+VERSION = 5
 _ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
 _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
 _WORD = struct.Struct("<qQQd?")
 _COUNTS = struct.Struct("<IIH")  # records, bytes of a presence bitmap, metrics per record
-_RECORD = struct.Struct("<Iqd?")
+_RECORD = struct.Struct("<Iqd?I")
 _STANDING = struct.Struct("<q?dQQI")
 
 
@@ -37,6 +37,7 @@ class ShardRecord:
     cursor: int = 0  # where a ShardedStream stands after the shard; 0 for other data
     weight: float = 1.0  # low communication: how much it counts; 0: left out; ABSENT
     anew: bool = False  # low communication: it began with the shared parameters and a fresh inner optimizer
+    steps: int = 0  # low communication: inner steps
 
 
 # The weight of a shard of which a replayed run knows that its group was not there.
@@ -105,7 +106,7 @@ def encode_tail(word: ControlWord, records: Sequence[ShardRecord], size: int) ->
     ]
     values = struct.Struct(f"<{metrics}d")
     for record in records:
-        fixed = _RECORD.pack(record.shard, record.cursor, record.weight, record.anew)
+        fixed = _RECORD.pack(record.shard, record.cursor, record.weight, record.anew, record.steps)
         parts += (fixed, record.presence, values.pack(*record.metrics))
     return _seal(_TAIL_KIND, b"".join(parts), size)
 
@@ -122,11 +123,11 @@ def decode_tail(data: bytes) -> tuple[ControlWord, tuple[ShardRecord, ...]]:
             raise ProtocolError(f"a step's tail of {count} records has an odd length of {len(body)} bytes")
         records = []
         for _ in range(count):
-            shard, cursor, weight, anew = _RECORD.unpack_from(body, at)
+            shard, cursor, weight, anew, steps = _RECORD.unpack_from(body, at)
             at += _RECORD.size
             bitmap = body[at : at + presence]
             at += presence
-            records.append(ShardRecord(shard, bitmap, values.unpack_from(body, at), cursor, weight, anew))
+            records.append(ShardRecord(shard, bitmap, values.unpack_from(body, at), cursor, weight, anew, steps))
             at += values.size
     except struct.error as error:
         raise ProtocolError(f"a step's tail is cut short ({error})") from None

@@ -75,6 +75,7 @@ class Worker:
         self.state = state
         parameters = state.parameters()
         self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
+        self.digest = ""  # of the final state, once all steps are committed
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
         self.groups: tuple[int, ...] = ()  # that took part in this step's exchange; none before it is complete
         self._moving = Phase.HEALING if state.registered is None else Phase.LOADING  # while state is taken or put
@@ -212,6 +213,7 @@ class Worker:
             digest = combined([part.decode() for part in self.session.gather(self.state.digest().encode())])
         except Bereaved:
             return False
+        self.digest = digest
         self.journal.result(self.step, digest, self.metrics)
         self.journal.close()
         self._store.release()
@@ -348,9 +350,13 @@ class Worker:
         self._raw[shard], self._records[shard] = self._recorded, record
         self.session.stepper.shard_done(shard)
         self.shards_computed += 1
-        seconds = time.perf_counter() - started
+        seconds = self._whole(time.perf_counter() - started)
         mean = self._mean_seconds
         self._mean_seconds = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+
+    def _whole(self, seconds: float) -> float:
+        """What a whole shard would have taken, if this one took ``seconds``."""
+        return seconds
 
     def _before_exchange(self, action: core.Exchange, data: ShardedSource) -> Iterator[Any]:
         yield from ()

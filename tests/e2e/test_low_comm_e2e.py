@@ -62,11 +62,11 @@ def test_a_run_with_kills_is_replayed_bit_for_bit(tmp_path: Path, words: tuple[s
         run.settled(3, beyond=8)
         hurt = digest(run)
         changes = record(run)
-    there = [set(counted) for _, counted, _, _ in changes]
+    there = [set(counted) for _, counted, *_ in changes]
     assert changes[0][:3] == [0, [0, 1, 2], [0, 1, 2]]
     assert there[-1] == {0, 1, 2} and {0, 2} in there and {1, 2} in there, changes
     # Perhaps group 2 as well, if a kill kept it from ending an exchange that another has ended.
-    assert {0, 1} <= {group for _, _, anew, _ in changes[1:] for group in anew}, changes
+    assert {0, 1} <= {group for _, _, anew, *_ in changes[1:] for group in anew}, changes
 
     with start(tmp_path / "replay", *script, more=(*more, "--replay", str(run.directory))) as replay:
         assert digest(replay) == hurt, (changes, record(replay))
@@ -77,7 +77,7 @@ def test_what_is_not_finite_is_left_out(tmp_path: Path) -> None:
     words = ("--odd", "nan")
     with start(tmp_path / "run", *words) as run:
         found = digest(run)
-    assert record(run)[1:] == [[5, [0, 2], [], [1]], [6, [0, 1, 2], [1], []]]
+    assert record(run)[1:] == [[5, [0, 2], [], [1], []], [6, [0, 1, 2], [1], [], []]]
     assert "sync 5: what group 1 made of the parameters is not finite" in (run.directory / "run.log").read_text()
     with start(tmp_path / "replay", more=("--replay", str(run.directory))) as replay:  # without the cause
         assert digest(replay) == found
@@ -99,6 +99,6 @@ def test_a_lost_rank_is_replaced_by_a_standby(tmp_path: Path) -> None:
         run.settled(2, beyond=5)
         hurt = digest(run)
         changes = record(run)
-    assert any(1 in anew for _, _, anew, _ in changes[1:]), changes
+    assert any(1 in anew for _, _, anew, *_ in changes[1:]), changes
     with start(tmp_path / "replay", *words, groups=2, more=(*more, "--replay", str(run.directory))) as replay:
         assert digest(replay) == hurt

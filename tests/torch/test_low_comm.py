@@ -234,7 +234,7 @@ def test_what_half_precision_rounds_away_is_no_change() -> None:
         for _, parameter in shared:
             parameter += torch.rand_like(parameter) * 1e-3  # between two numbers of half precision
     part.renew()
-    part.begin(0)
+    part.begin(0, 1)
     assert all(not change.any() for change in part.changes(0))
 
 
