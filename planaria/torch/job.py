@@ -351,7 +351,8 @@ class Job:
                 worker.introduced(dict(prints), start, initial if kept == NO_QUORUM else "")
             saves = worker.checkpoints is not None
             report = Ready(session.member, address, prints, initial, self.shards, total, step=start, saves=saves)
-            return replace(report, keeps=worker.buddies is not None, kept=kept)
+            lenient = state.sync is not None and not state.sync.sync.exact and script is None
+            return replace(report, keeps=worker.buddies is not None, kept=kept, lenient=lenient)
 
         session.start(introduce)
         return worker

@@ -19,6 +19,7 @@ from torch import Tensor
 from planaria.core import stepper as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.health import slowness
+from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import CommunicatorError, NonFiniteError, PlanariaError, UsageError
 from planaria.exchange import healing
@@ -103,6 +104,7 @@ class Worker:
         self._present = self.settings.shards  # shards in the newest sum
         self._named = NO_QUORUM  # the planned quorum in this rank's newest control word
         self._inside = False  # user code is in the loop's body
+        self._links_at = 0.0  # time.monotonic from which on to look at the connections again
         self._healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
         self._settled = TrainableWatch(parameters)
         self._pipelines: Pipelines | None = None  # once the script has said that it outlives the loss of a rank
@@ -443,6 +445,7 @@ class Worker:
         self._begun = None
         self.session.stepper.exchanged(work.quorum, told.words)
         self._show_speed(told.words)
+        self._show_links(work.quorum)
         self.session.show(Phase.APPLYING)
         return True
 
@@ -453,6 +456,15 @@ class Worker:
         own = self._partners.index(self.session.member.group)
         others = [word.seconds_per_shard for rank, word in enumerate(words) if rank != own]
         self.session.page.speed(self._mean_seconds, slowness(words[own].seconds_per_shard, others))
+
+    def _show_links(self, quorum: QuorumId) -> None:
+        now = time.monotonic()
+        if self.session.page is None or now < self._links_at:
+            return
+        self._links_at = now + HEARTBEAT_SECONDS  # nobody looks more often
+        with suppress(CommunicatorError):
+            if links := self.session.communicator(quorum).links():
+                self.session.page.links(links)
 
     def _exchange_all(self, work: core.Exchange) -> Exchanged:
         if self._begun != work:

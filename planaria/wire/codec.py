@@ -7,7 +7,7 @@ instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, assert_never, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -26,6 +26,7 @@ from planaria.core.messages import (
     JobSpec,
     Kill,
     Leaving,
+    Link,
     Migrate,
     Order,
     Phase,
@@ -302,6 +303,7 @@ def _pulse_out(pulse: Pulse) -> pb.Pulse:
         step_seconds=pulse.step_seconds,
         pid=count(pulse.pid, "a pid"),
         devices=names(pulse.devices, "a device"),
+        links=links_out(pulse.links),
     )
 
 
@@ -315,7 +317,18 @@ def _pulse_in(pulse: pb.Pulse) -> Pulse:
         pulse.step_seconds,
         count(pulse.pid, "a pid"),
         names(pulse.devices, "a device"),
+        links_in(pulse.links),
     )
+
+
+def links_out(links: Sequence[Link]) -> list[pb.Link]:
+    checks.length(len(links), checks.MAX_MEMBERS, "links of a group")
+    return [pb.Link(group=checks.group(e.group), bits=e.bits, round_trip=e.round_trip, lost=e.lost) for e in links]
+
+
+def links_in(links: Sequence[pb.Link]) -> tuple[Link, ...]:
+    checks.length(len(links), checks.MAX_MEMBERS, "links of a group")
+    return tuple(Link(checks.group(e.group), e.bits, e.round_trip, e.lost) for e in links)
 
 
 def phase_out(phase: Phase) -> pb.Phase:
@@ -339,6 +352,7 @@ def _ready_out(ready: Ready) -> pb.Ready:
         saves=ready.saves,
         looked=encode_quorum_id(ready.looked),
         keeps=ready.keeps,
+        lenient=ready.lenient,
         kept=encode_quorum_id(ready.kept),
     )
 
@@ -357,6 +371,7 @@ def _ready_in(ready: pb.Ready) -> Ready:
         decode_quorum_id(ready.looked),
         ready.keeps,
         decode_quorum_id(ready.kept),
+        ready.lenient,
     )
 
 

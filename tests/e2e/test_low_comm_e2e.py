@@ -102,3 +102,48 @@ def test_a_lost_rank_is_replaced_by_a_standby(tmp_path: Path) -> None:
     assert any(1 in anew for _, _, anew, *_ in changes[1:]), changes
     with start(tmp_path / "replay", *words, groups=2, more=(*more, "--replay", str(run.directory))) as replay:
         assert digest(replay) == hurt
+
+
+def test_a_group_that_is_late_is_left_out_and_comes_back(tmp_path: Path) -> None:
+    """Nobody kills it: it hears that the others went on, and begins anew."""
+    go = tmp_path / "go"
+    words = ("--rounds", "30", "--odd", "late", "--go", str(go), "--every", "16", "--pause", "0.04")
+    with start(tmp_path / "run", *words) as run:
+        run.until(lambda: "is left out: late at sync 8" in run.log(), "group 1 to be left out")
+        run.settled(2, beyond=9)
+        go.touch()
+        run.settled(3, beyond=9)
+        hurt = digest(run)
+        changes = record(run)
+    assert [8, [0, 2], [], [], []] in changes, changes
+    assert not list(run.directory.glob("rg1/i1")), "it went on in the same process"
+    with start(tmp_path / "replay", "--rounds", "30", "--every", "16", more=("--replay", str(run.directory))) as replay:
+        assert digest(replay) == hurt, (changes, record(replay))
+
+
+def test_paced_groups_make_steps_in_proportion_to_their_speeds(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "--paced", "--every", "12", "--rounds", "30") as run:
+        run.step(6)
+        run.signal(2)
+        hurt = digest(run)
+        changes = record(run)
+    slow = [dict(short).get(1, 12) for *_, short in changes[1:]]
+    assert min(slow) < 6, changes  # it takes some ten times as long for a step
+    with start(tmp_path / "replay", "--paced", "--every", "12", "--rounds", "40",
+               more=("--replay", str(run.directory))) as replay:  # fmt: skip
+        assert digest(replay) == hurt, (changes, record(replay))
+    assert "ends where its record does, after sync 29" in (replay.directory / "run.log").read_text()
+
+
+def test_what_is_no_replay_is_refused(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "--rounds", "6", groups=2) as run:
+        digest(run)
+    for words, more, sentence in (
+        ((), ("--reduction", "int8"), "reduction was tree, this one's is int8"),
+        (("--every", "4"), (), "method was DiLoCo every=2"),
+        (("--dropout", "0.2"), (), "what the first sync made is not that run's"),
+    ):
+        replayed = ("--replay", str(run.directory), *more)
+        with start(tmp_path / f"no{len(words)}{len(more)}", *words, "--rounds", "6", groups=2, more=replayed) as other:
+            assert other.end() == 2, other.log()
+        assert sentence in other.log()
