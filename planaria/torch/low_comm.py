@@ -34,6 +34,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from planaria.errors import UsageError
+from planaria.torch.optimizers import attributes_of
 
 if TYPE_CHECKING:
     from planaria.torch.sync_part import SyncPart
@@ -101,6 +102,7 @@ class LowCommunication:
         self.outer = outer
         # What a fresh inner optimizer looks like. Most have no state before their first step.
         self.pristine = [copy.deepcopy(each.state_dict()["state"]) for each in self.inner]
+        self.attributes = [attributes_of(each) for each in self.inner]
         self.part: SyncPart | None = None  # in use, once the steps have begun
 
     @property

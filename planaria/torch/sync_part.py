@@ -40,9 +40,9 @@ class SharedModule(ModulePart):
 class InnerPart(OptimizerPart):
     """Of an inner optimizer: its options, without its state, which is fresh wherever they are put in place."""
 
-    def __init__(self, name: str, optimizer: Optimizer, pristine: dict[int, Any]) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, pristine: dict[int, Any], attributes: dict[str, Any]) -> None:
         super().__init__(name, optimizer, {})
-        self._pristine = pristine
+        self._pristine, self._attributes = pristine, attributes
         self.steps = 0  # since they were last counted from 0
         self._hook = optimizer.register_step_post_hook(self._stepped)
         self.mark()
@@ -69,6 +69,7 @@ class InnerPart(OptimizerPart):
                     elif key != "params":
                         group[key] = value
         self._optimizer.state.clear()
+        vars(self._optimizer).update(copy.deepcopy(self._attributes))
         if self._pristine:
             options_now = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({"state": copy.deepcopy(self._pristine), "param_groups": options_now})
@@ -97,7 +98,8 @@ class SyncPart(Part):
         self._optimizer = _made(sync, shared_ones)
         self._outer = OptimizerPart(f"{name}.outer", self._optimizer, self._names_by_id())
         self._inner = [
-            InnerPart(f"{name}.inner[{i}]", *each) for i, each in enumerate(zip(sync.inner, sync.pristine, strict=True))
+            InnerPart(f"{name}.inner[{i}]", *each)
+            for i, each in enumerate(zip(sync.inner, sync.pristine, sync.attributes, strict=True))
         ]
         self.membership = Membership()
         self.origin = ""  # digest of the shared state in which the job began; travels with the membership
