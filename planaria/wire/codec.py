@@ -7,6 +7,7 @@ instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar, assert_never, cast
 
@@ -328,6 +329,8 @@ def links_out(links: Sequence[Link]) -> list[pb.Link]:
 
 def links_in(links: Sequence[pb.Link]) -> tuple[Link, ...]:
     checks.length(len(links), checks.MAX_MEMBERS, "links of a group")
+    if not all(math.isfinite(x) and x >= 0 for e in links for x in (e.bits, e.round_trip, e.lost)):
+        raise ProtocolError("a link's figures must be finite and not negative")
     return tuple(Link(checks.group(e.group), e.bits, e.round_trip, e.lost) for e in links)
 
 
