@@ -341,7 +341,7 @@ def links(job: JobStatus) -> str:
     told = []
     for bits, start, link in found[:LINKS_SHOWN]:
         lost = f", {link.lost:.1%} sent again" if link.lost >= 0.001 else ""
-        told.append(f"{start} to {link.group} {bits / 1e6:.3g} Mbit/s, {1e3 * link.round_trip:.2g} ms{lost}")
+        told.append(f"{start} to {link.group} {bits / 1e6:.3g} Mbit/s, {1e3 * link.round_trip:.3g} ms{lost}")
     more = f"; and {len(found) - LINKS_SHOWN} faster" if len(found) > LINKS_SHOWN else ""
     return f"links: {'; '.join(told)}{more}" if told else ""
 
