@@ -135,7 +135,8 @@ class Life:
         view = self.view
         if view is None:
             return Pulse(self.member, Phase.STARTING, 0, NO_QUORUM, math.nan, 0.0, self.pid, devices)
-        return Pulse(self.member, view.phase, view.step, view.quorum, view.loss, view.step_seconds, self.pid, devices)
+        seen = view.phase, view.step, view.quorum, view.loss, view.step_seconds
+        return Pulse(self.member, *seen, self.pid, devices, view.links)
 
     def observed(self) -> ObservedGroup:
         return ObservedGroup(

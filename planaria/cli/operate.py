@@ -29,6 +29,7 @@ from planaria.wire.checks import MAX_GROUP, MAX_RANK
 
 ENVIRONMENT = "PLANARIA_LIGHTHOUSE"
 EVENTS_SHOWN = 8
+LINKS_SHOWN = 12  # those between four groups; of a thousand groups the slowest are what one looks for
 _COLUMNS = ("group", "incarnation", "state", "phase", "step", "loss", "step time", "pid", "agent", "last event")
 _NUMBERS = frozenset({"group", "incarnation", "step", "loss", "step time", "pid"})
 # Left out in this order where there is no room: state and phase are what people look for, and the events are
@@ -332,6 +333,8 @@ def show(console: Console, job: JobStatus) -> None:
     last = {event.group: event for event in job.events}
     rows = [row(group, last.get(group.member.group)) for group in job.groups]
     console.print(_table(rows, console.width))
+    if text := links(job):
+        console.print(escape(text), highlight=False)
     for event in job.events[-EVENTS_SHOWN:]:
         console.print(escape(event_line(event)), style="dim", highlight=False)
 
@@ -362,6 +365,17 @@ def headline(job: JobStatus) -> str:
     end = f", drained: {', '.join(job.drained)}" if job.drained else ""
     end += ", complete" if job.complete else ""
     return f"epoch {job.epoch}, {quorum}{planned}, {job.desired} groups wanted{end}"
+
+
+def links(job: JobStatus) -> str:
+    """A line about the connections between groups, the slowest first; empty if nothing is known."""
+    found = sorted((link.bits, group.member.group, link) for group in job.groups for link in group.links)
+    told = []
+    for bits, start, link in found[:LINKS_SHOWN]:
+        lost = f", {link.lost:.1%} sent again" if link.lost >= 0.001 else ""
+        told.append(f"{start} to {link.group} {bits / 1e6:.3g} Mbit/s, {1e3 * link.round_trip:.3g} ms{lost}")
+    more = f"; and {len(found) - LINKS_SHOWN} faster" if len(found) > LINKS_SHOWN else ""
+    return f"links: {'; '.join(told)}{more}" if told else ""
 
 
 def row(group: GroupStatus, last: Event | None) -> list[str]:

@@ -59,6 +59,21 @@ def weights_of(seconds_per_shard: Sequence[float]) -> tuple[float, ...]:
     return tuple(usual if usual / SAME_SPEED <= speed <= usual * SAME_SPEED else speed for speed in speeds)
 
 
+def paced(steps: int, least: int, seconds: Sequence[float], rank: int, before: int) -> int:
+    """Low communication: how many of the ``steps`` inner steps of a round a member makes, so that all take as long as
+    the fastest needs for all of them. ``seconds``: that each member needs for a whole round (0: not known), ``before``:
+    how many it makes now. At least ``least``.
+
+    Whoever is about as fast as the fastest makes all, and a small difference from ``before`` changes nothing."""
+    known = [each for each in seconds if _inverse(each)]
+    if not known or not _inverse(seconds[rank]):
+        return before
+    share = min(known) / seconds[rank]
+    wanted = steps if share * SAME_SPEED >= 1 else max(least, int(steps * share))
+    near = wanted != steps and abs(wanted - before) * 8 <= before
+    return before if near else wanted
+
+
 def slots(shards: int, groups: int) -> dict[int, Shards]:
     """For policy ``shrink``: the shards of each group id below ``groups``, whoever else is there."""
     return dict(enumerate(contiguous(shards, (1.0,) * groups)))

@@ -130,6 +130,8 @@ class Ready:
     # That state is such a copy: the quorum under which its last step was committed. What is in memory may be gone
     # with the next process, so it does not count as known.
     kept: QuorumId = NO_QUORUM
+    # Low communication that is not exact: the others may go on without a group that is late.
+    lenient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,16 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What a group has seen of its connection to ``group``, sending what is exchanged from main memory."""
+
+    group: int
+    bits: float  # a second, while there was something to send
+    round_trip: float  # seconds
+    lost: float  # share of the packets that were sent again
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """One group's line in a heartbeat, read from its progress page. Display and liveness only: no decision of a
     step depends on it."""
@@ -228,6 +240,7 @@ class Pulse:
     step_seconds: float  # median of recent steps, 0 if unknown
     pid: int = 0
     devices: tuple[str, ...] = ()  # the GPU of each rank, as in CUDA_VISIBLE_DEVICES; empty: on another node
+    links: tuple[Link, ...] = ()  # to some other groups, the slowest if they are many
 
 
 @dataclass(frozen=True, slots=True)

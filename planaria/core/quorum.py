@@ -16,6 +16,8 @@ import signal as signals
 from collections.abc import Iterator
 
 from planaria.core.fingerprint import drift, misfit
+from planaria.core.grace import Grace
+from planaria.core.links import LinkWatch
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -67,6 +69,9 @@ class Lighthouse(Spares):
         self._replan_at = 0.0
         self._replan_delay = REPLAN_DELAY[0]
         self._digests: dict[str, Group] = {}  # of finished groups: the first of each
+        self._grace = Grace()
+        self._look_for_late_at = 0.0  # watched time; not at every heartbeat, for each look is at all groups
+        self._links = LinkWatch()
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
 
     # --- events ----------------------------------------------------------------------------------------------
@@ -95,6 +100,9 @@ class Lighthouse(Spares):
                 view.warm, view.nodes = report.warm, dict(report.nodes)
                 for pulse in report.pulses:
                     self.seen.pulse(agent, pulse)
+                    for text in self._links.observe(pulse.member.group, pulse.links):
+                        self._event("slow-link", text, pulse.member.group)
+                self._leave_out_who_is_late()
             case Ready():
                 self._ready(agent, report)
             case Adopted():
@@ -278,6 +286,23 @@ class Lighthouse(Spares):
         view.state, view.note = State.SUSPECT, report.why
         self._event("suspect", f"{report.member} is suspected: {report.why}", report.member.group)
 
+    def _leave_out_who_is_late(self) -> None:
+        """Groups that the others wait for in vain, where a sync may go without them."""
+        if self.current is None or self.complete or self.seen.at < self._look_for_late_at:
+            return
+        self._look_for_late_at = self.seen.at + HEARTBEAT_SECONDS / 2
+        views = [v for m in self.current.members if (v := self.seen.of(m)) is not None]
+        whole = len(views) == len(self.current.members) and not self._awaited and self._trouble_at is None
+        if not whole or not all(v.state is State.ACTIVE and v.ready and v.ready.lenient for v in views):
+            return
+        if not all(self.seen.connected(v) for v in views):
+            return
+        for view, why in self._grace.look(self.seen.at, self.seen.top_step, self.current.id, views):
+            view.late += 1
+            view.state, self._news = State.SUSPECT, True
+            view.note = f"left out {view.late} time{'s' if view.late > 1 else ''}: {why}"
+            self._event("late", f"{view.member} is left out: {why}", view.member.group)
+
     def _leave_for_now(self, agent: str, report: Leaving) -> None:
         view = self._view(agent, report.member)
         if view is not None and view.state not in CERTAINLY_GONE and not view.leaving:
@@ -359,7 +384,8 @@ class Lighthouse(Spares):
             return
         if not gone and self._stateless != base.id:
             live = self._leave_one_out(live)
-        why = f"{named(gone)} lost" if gone else "a communicator broke"
+        late = [m for m in gone if (v := self.seen.of(m)) is not None and v.state is State.SUSPECT and v.late]
+        why = f"{named(gone)} {'late' if late == gone else 'lost'}" if gone else "a communicator broke"
         self._publish(live, True, why, founding)
 
     def _may_go_on(self, base: Quorum, live: list[Group], uncertain: set[Member]) -> bool | None:

@@ -11,6 +11,7 @@ from planaria.core.liveness import HeartbeatWatch
 from planaria.core.messages import (
     NO_QUORUM,
     Event,
+    Link,
     Member,
     Order,
     Phase,
@@ -66,6 +67,7 @@ class Group:
     digest: str = ""
     pulse: Pulse | None = None
     note: str = ""
+    late: int = 0  # times that this life was left out of a sync because the others had waited too long
 
     @property
     def settled(self) -> bool:
@@ -155,6 +157,7 @@ class GroupStatus:
     agent: str
     connected: bool
     note: str = ""
+    links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ def status_of(view: Group, connected: bool) -> GroupStatus:
         agent=view.agent,
         connected=connected,
         note=view.note,
+        links=pulse.links,
     )
 
 

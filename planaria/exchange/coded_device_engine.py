@@ -41,7 +41,7 @@ class CodedDeviceEngine(DeviceEngine):
 
     def _ahead(self, step: Round) -> int:
         own, positions = len(step.plan.own_nodes), len(step.plan.positions)
-        of_a_turn = ENCODING * (own + 1) + DECODING * (own * bool(step.lost) + positions + 1) + positions
+        of_a_turn = ENCODING * (own + 1) + DECODING * (positions + 1) + positions
         return max(1, ENQUEUED // (TURNS * of_a_turn) - 1)
 
     def _prepare(self, step: Round, index: int) -> None:
@@ -53,10 +53,6 @@ class CodedDeviceEngine(DeviceEngine):
                 part, coded = step.submitted[piece.bucket][i][here], self._codes(index, position)
                 key = part_key(step.noise, piece.bucket, step.plan.own_nodes[i].start)
                 self._encoder.encode(part, coded, key, piece.start)
-                if piece.bucket in step.lost:
-                    lost = step.lost[piece.bucket][i][here]
-                    self._encoder.decode(coded, lost)
-                    torch.sub(part, lost, out=lost)
 
     def _scatter(self, step: Round, index: int) -> list[Tensor]:
         mine = self._link.rank

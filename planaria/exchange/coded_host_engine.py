@@ -69,10 +69,6 @@ class CodedHostEngine(HostEngine):
         coded = self._coded(wire, index, folder)
         part = step.submitted[bucket][i][share]
         self._coder.encode(part, coded, part_key(step.noise, bucket, node.start), share.start)
-        if bucket in step.lost:
-            lost = step.lost[bucket][i][share]
-            self._coder.decode(coded, lost)
-            torch.sub(part, lost, out=lost)
         return wire
 
     def _land(self, step: Round) -> None:

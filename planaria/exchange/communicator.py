@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -20,9 +21,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
-from planaria.core.messages import Member, Quorum, QuorumId
+from planaria.core.messages import Link, Member, Quorum, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError
 from planaria.exchange.device import CPU, DeviceLink, Shelf, load_kernels
+from planaria.exchange.linkmeter import LinkMeter
 from planaria.exchange.rendezvous import NEVER, Group, form_group, reason
 from planaria.exchange.sockets import Lines
 from planaria.exchange.waiting import Bell, Pending
@@ -83,6 +85,7 @@ class Communicator:
         self._pendings: set[Pending[Any]] = set()
         self._lines = Lines()
         self._group: Group | None = None
+        self._meter: LinkMeter | None = None
         self._at_quiet: list[Job] = []
         self._next_tag = 0
 
@@ -102,6 +105,12 @@ class Communicator:
 
     def member(self, rank: int) -> Member:
         return self.quorum.members[rank]
+
+    def links(self) -> list[Link]:
+        """What was seen of the connections to the others, as far as they were used. For one thread."""
+        if self._meter is None:
+            self._meter = LinkMeter(self._lines, self._lines.peers)
+        return [replace(link, group=self.member(peer).group) for peer, link in sorted(self._meter.read().items())]
 
     # --- jobs of the life's thread --------------------------------------------------------------------------
 

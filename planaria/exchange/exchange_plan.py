@@ -85,7 +85,6 @@ class Round:
     noise: int = 0  # coded: the key of the step's noise
     submitted: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     ready: dict[int, torch.cuda.Event | None] = field(default_factory=dict)  # on a device: when they have been computed
-    lost: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # coded: where to put what coding changed
     tail: bytes | None = None
     agreed: bool = False
     launched: int = 0  # pieces

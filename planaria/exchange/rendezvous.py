@@ -160,14 +160,15 @@ def gloo_group(
     try:
         device, (_, port) = _device(host)
         store.set(f"device/{rank}", f"{host} {port} {kind}")
-        devices = {_numeric(host, port)}
+        devices = {_numeric(host, port): rank}
         for peer in range(size):
             missing = f"waiting for {names[peer]}"
             told_host, told_port, told_kind = store.get(f"device/{peer}").decode().split(" ")
-            devices.add(_numeric(told_host, int(told_port)))
+            devices[_numeric(told_host, int(told_port))] = peer
             if told_kind != kind:
                 raise ValueError(f"its gradients are on {told_kind!r}, those of {names[rank]} on {kind!r}")
-        lines.add_devices(devices)
+        lines.add_devices(set(devices))
+        lines.peers = {address: peer for address, peer in devices.items() if peer != rank}
         missing = f"connecting {size} members"
         options = gloo._Options()
         options._timeout = min(timeout, MEETING)

@@ -24,8 +24,10 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
+T = TypeVar("T")
 Address = tuple[str, int]
 Ends = tuple[Address, Address]  # own, remote
 
@@ -92,6 +94,7 @@ class Lines:
         self._ends: set[Ends] = set()
         self._devices: set[Address] = set()
         self._cut = False
+        self.peers: dict[Address, int] = {}  # rank of each peer, by the listening address of its gloo device
 
     @property
     def is_cut(self) -> bool:
@@ -124,6 +127,14 @@ class Lines:
         """How many connections of this life there are."""
         with _sockets() as sockets:
             return len({ends for each in sockets if (ends := _ends(each)) is not None and self._has(ends)})
+
+    def traffic(self, read: Callable[[socket.socket], T]) -> dict[Ends, T]:
+        """What ``read`` makes of each connection between the life's gloo devices."""
+        with self._lock:
+            devices = set(self._devices)
+        with _sockets() as sockets:
+            known = [(ends, each) for each in sockets if (ends := _ends(each)) is not None]
+            return {ends: read(each) for ends, each in known if ends[0] in devices or ends[1] in devices}
 
     def _has(self, ends: Ends) -> bool:
         return ends in self._ends or ends[0] in self._devices or ends[1] in self._devices

@@ -104,16 +104,12 @@ class TreeExchange:
         announced, pending = (self._communicator.pending("exchanging gradients") for _ in range(2))
         self._round = Round(plan, first_tag, announced, pending, self._engine.mark(), noise)
 
-    def submit(self, bucket: int, parts: Sequence[Tensor], lost: Sequence[Tensor] = ()) -> None:
+    def submit(self, bucket: int, parts: Sequence[Tensor]) -> None:
         """This member's sums of one bucket: one flat fp32 tensor per node, in the order of ``nodes_by_rank``.
 
         On a device they need not be computed yet: they are what the current stream will have made of them. They are
         read until ``finish`` returns, or until the life has ended, and never written. Never blocks.
         Buckets start to travel in the order of their index.
-
-        ``lost``, for coded reductions: a tensor like each of ``parts``, to become what the exchange left out of it, for
-        error feedback (add it to the next part of the same shard; 1-bit SGD, Seide et al. 2014). It counts once
-        ``finish`` has returned.
         """
         step = self._current()
         if not 0 <= bucket < len(self._layout.buckets) or bucket in step.submitted:
@@ -122,15 +118,11 @@ class TreeExchange:
             nodes = len(step.plan.own_nodes)
             raise ValueError(f"bucket {bucket} has {len(parts)} sums, but this member has {nodes} nodes")
         numel, device = self._layout.buckets[bucket], self._communicator.device
-        for part in (*parts, *lost):
+        for part in parts:
             if part.dtype != torch.float32 or part.shape != (numel,) or not part.is_contiguous():
                 raise ValueError(f"a sum of bucket {bucket} is not a flat, contiguous fp32 tensor of {numel} elements")
             if part.device != device:
                 raise ValueError(f"a sum of bucket {bucket} is on {part.device}, but {device} exchanges")
-        if lost:
-            if self._coding is None or len(lost) != len(parts):
-                raise ValueError(f"{len(lost)} tensors for what {step.plan.reduction} loses of {len(parts)} sums")
-            step.lost[bucket] = tuple(each.detach() for each in lost)
         step.ready[bucket] = self._engine.mark()
         step.submitted[bucket] = tuple(part.detach() for part in parts)
         self._post(step)

@@ -35,6 +35,7 @@ class _Collector:
         yield GaugeMetricFamily("planaria_jobs", "Jobs that the lighthouse knows", value=len(jobs))
         yield from _gauges(jobs)
         yield _groups(jobs)
+        yield from _links(jobs)
         yield _events(jobs)
         yield _recoveries(jobs)
 
@@ -65,6 +66,20 @@ def _groups(jobs: Iterable[Job]) -> Metric:
         for (state, phase), count in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1].value)):
             family.add_metric([job.name, state, Phase(phase).name.lower()], count)
     return family
+
+
+def _links(jobs: Iterable[Job]) -> Iterator[Metric]:
+    labels = ["job", "from", "to"]
+    bits = GaugeMetricFamily("planaria_link_bits_per_second", "What a link carried while it was in use", labels=labels)
+    trip = GaugeMetricFamily("planaria_link_round_trip_seconds", "Round trip of a link", labels=labels)
+    lost = GaugeMetricFamily("planaria_link_resent_ratio", "Share of a link's packets sent again", labels=labels)
+    for job in jobs:
+        for group in job.status().groups:
+            for link in group.links:
+                ends = [job.name, str(group.member.group), str(link.group)]
+                for family, value in ((bits, link.bits), (trip, link.round_trip), (lost, link.lost)):
+                    family.add_metric(ends, value)
+    yield from (bits, trip, lost)
 
 
 def _events(jobs: Iterable[Job]) -> Metric:

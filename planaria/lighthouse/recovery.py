@@ -5,7 +5,7 @@ from __future__ import annotations
 from planaria.core.messages import NO_QUORUM, Adopted, Member, Publish, QuorumId
 from planaria.core.roster import Effect, Record, Send
 
-_LOSSES = frozenset({"lost", "suspect", "evict"})  # kinds of events that may break a membership
+_LOSSES = frozenset({"lost", "suspect", "late", "evict"})  # kinds of events that may break a membership
 
 
 class RecoveryWatch:

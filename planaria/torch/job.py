@@ -33,6 +33,7 @@ from planaria.torch.state import ProtectedState, combined
 from planaria.torch.step import Step
 from planaria.torch.worker import Worker
 from planaria.torch.world import GroupWorld, choose_device, local_rank
+from planaria.wire.membership import Script
 from planaria.wire.page import ProgressPage
 
 
@@ -294,6 +295,16 @@ class Job:
             from planaria.torch.bitflips import BitFlips
 
             BitFlips(self.settings.directory, state, lambda: worker.step)
+        script: Script | None = None
+        if state.sync is not None:
+            self.settings, script = of_low_communication(self.settings, state.sync)
+        if script is not None and script.syncs < total:
+            total = script.syncs  # what came after was never seen
+            if self.rank == 0 and self.group == 0:
+                sys.stderr.write(
+                    f"planaria: job {self.settings.job}: the replay ends where its record does, after "
+                    f"sync {total - 1}\n"
+                )
         more = {"layout": self._world.layout, "steps": str(total)}
         if self.settings.check_state or self.settings.recheck:
             more["checks"] = f"{self.settings.check_state} {self.settings.recheck}"
@@ -301,7 +312,6 @@ class Job:
             session = Session(self.settings, self._world, self._page, state)
             worker: Worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         else:
-            self.settings, script = of_low_communication(self.settings, state.sync)
             session = Session(self.settings, self._world, self._page, state)
             worker = LowCommWorker(session, state, facts, state.sync, script)
             more["sync"] = state.sync.method
@@ -344,9 +354,12 @@ class Job:
                 initial = f"{start} {kept}"  # says as much as a digest
             elif looks or (not joins and (worker.checkpoints is None or self.settings.founder)):
                 initial = combined([each.decode() for each in session.gather(state.digest().encode())])
+            if isinstance(worker, LowCommWorker):
+                worker.introduced(dict(prints), start, initial if kept == NO_QUORUM else "")
             saves = worker.checkpoints is not None
             report = Ready(session.member, address, prints, initial, self.shards, total, step=start, saves=saves)
-            return replace(report, keeps=worker.buddies is not None, kept=kept)
+            lenient = state.sync is not None and not state.sync.sync.exact and script is None
+            return replace(report, keeps=worker.buddies is not None, kept=kept, lenient=lenient)
 
         session.start(introduce)
         return worker

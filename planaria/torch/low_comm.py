@@ -34,6 +34,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from planaria.errors import UsageError
+from planaria.torch.optimizers import attributes_of
 
 if TYPE_CHECKING:
     from planaria.torch.sync_part import SyncPart
@@ -59,6 +60,7 @@ class LowCommunication:
         fragments: int | Sequence[Any] = 1,
         delay: int = 0,
         mix: float = 0.0,
+        paced: bool = False,
     ) -> None:
         method = f"pt.{type(self).__name__}"
         self.models = [model] if isinstance(model, nn.Module) else list(model)
@@ -88,17 +90,25 @@ class LowCommunication:
                 f"{method}: exact=True needs fragments=1, delay=0 and mix=0: whoever takes a lost group's place can "
                 "compute again only what began with parameters that all groups share"
             )
+        if exact and paced:
+            raise UsageError(
+                f"{method}: exact=True and paced=True rule each other out: speeds would decide the result. "
+                "With exact=True faster groups compute more shards, if there are more shards than groups"
+            )
         self.every, self.fragments, self.delay, self.mix, self.exact = every, fragments, delay, float(mix), exact
+        self.paced = paced
         self.rounds_per_exchange = count  # of a parameter
         self.steps = every // count  # inner steps of a round
         self.outer = outer
         # What a fresh inner optimizer looks like. Most have no state before their first step.
         self.pristine = [copy.deepcopy(each.state_dict()["state"]) for each in self.inner]
+        self.attributes = [attributes_of(each) for each in self.inner]
         self.part: SyncPart | None = None  # in use, once the steps have begun
 
     @property
     def inner_step(self) -> int:
-        """The number, from 0, of the inner step that comes next: for learning rates that are a function of it."""
+        """The number, from 0, of the inner step that comes next: for learning rates that are a function of it. A group
+        that makes fewer steps in a round (``paced``) goes through it in larger strides."""
         return 0 if self.part is None else self.part.inner_step
 
     def count(self, tokens: float) -> None:
@@ -130,7 +140,9 @@ class LocalSGD(LowCommunication):
         every: inner steps between two exchanges, H.
         exact: a lost group's inner steps are done again by others, so that the result is that of a run in which nothing
             failed. The inner optimizer then begins anew after every exchange. Without it, a group that is lost between
-            two exchanges is left out of the next one.
+            two exchanges, or much later than it ever was, is left out of the next one.
+        paced: groups make inner steps in proportion to their speeds, the fastest ``every``, so that nobody waits for a
+            slow one; what they learn weighs as many steps. Learning rates must follow ``inner_step``.
 
     Raises UsageError for numbers that cannot be.
     """
@@ -142,9 +154,10 @@ class LocalSGD(LowCommunication):
         *,
         every: int,
         exact: bool = False,
+        paced: bool = False,
     ) -> None:
         # Parameters minus the mean change are the mean of the parameters.
-        super().__init__(model, inner, every=every, outer=partial(torch.optim.SGD, lr=1.0), exact=exact)
+        super().__init__(model, inner, every=every, outer=partial(torch.optim.SGD, lr=1.0), exact=exact, paced=paced)
 
 
 class DiLoCo(LowCommunication):
@@ -154,7 +167,7 @@ class DiLoCo(LowCommunication):
     Args:
         outer: makes the outer optimizer of the shared parameters; default: SGD with Nesterov momentum, as in the paper,
             with ``outer_lr`` and ``outer_momentum``.
-        model, inner, every, exact: as for :class:`LocalSGD`.
+        model, inner, every, exact, paced: as for :class:`LocalSGD`.
 
     Raises UsageError for numbers that cannot be.
     """
@@ -169,9 +182,10 @@ class DiLoCo(LowCommunication):
         outer_lr: float = OUTER_LR,
         outer_momentum: float = OUTER_MOMENTUM,
         exact: bool = False,
+        paced: bool = False,
     ) -> None:
         made = outer or _nesterov(outer_lr, outer_momentum)
-        super().__init__(model, inner, every=every, outer=made, exact=exact)
+        super().__init__(model, inner, every=every, outer=made, exact=exact, paced=paced)
 
 
 class StreamingDiLoCo(LowCommunication):
@@ -184,7 +198,7 @@ class StreamingDiLoCo(LowCommunication):
         delay: for so many inner steps, the last of a round, the exchange goes on beside them (tau).
         mix: share of a group's own value in what its parameter is after the exchange (alpha): the rest is the shared
             one.
-        model, inner, every, outer, outer_lr, outer_momentum: as for :class:`DiLoCo`.
+        model, inner, every, outer, outer_lr, outer_momentum, paced: as for :class:`DiLoCo`.
 
     There is no ``exact=True``: a group's parameters are never wholly shared. Raises UsageError for numbers that cannot
     be, or fragments that miss or repeat a parameter (when the steps begin).
@@ -202,9 +216,10 @@ class StreamingDiLoCo(LowCommunication):
         outer: OuterFactory | None = None,
         outer_lr: float = OUTER_LR,
         outer_momentum: float = OUTER_MOMENTUM,
+        paced: bool = False,
     ) -> None:
         made = outer or _nesterov(outer_lr, outer_momentum)
-        super().__init__(model, inner, every=every, outer=made, fragments=fragments, delay=delay, mix=mix)
+        super().__init__(model, inner, every=every, outer=made, fragments=fragments, delay=delay, mix=mix, paced=paced)
 
 
 def _nesterov(lr: float, momentum: float) -> OuterFactory:

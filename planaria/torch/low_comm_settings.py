@@ -44,5 +44,5 @@ def of_low_communication(
     if not replayed:
         return changed, None
     script = read(Path(replayed))
-    script.check(sync.method, settings.shards, settings.seed, settings.groups)
+    script.check_groups(settings.groups)
     return changed, script

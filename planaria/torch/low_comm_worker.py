@@ -19,7 +19,8 @@ import torch
 from torch.nn import Parameter
 
 from planaria.core import stepper as core
-from planaria.core.messages import NO_QUORUM, Phase, QuorumId
+from planaria.core.assignment import paced
+from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import NonFiniteError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
@@ -30,7 +31,7 @@ from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.records import ABSENT, Exchanged, ShardRecord, mean_metrics
 from planaria.torch.session import Session
-from planaria.torch.state import ProtectedState
+from planaria.torch.state import ProtectedState, combined
 from planaria.torch.sync_part import SyncPart
 from planaria.torch.worker import Worker
 from planaria.wire import membership
@@ -67,6 +68,10 @@ class LowCommWorker(Worker):
         self._computed = False  # something of this step, by the loop's body
         self._steps_seen: list[int] = []  # of each inner optimizer, when the batches had ended
         self._told: list[ShardRecord] = []  # of all shards, as of the newest exchange
+        self._words: list[ControlWord] = []  # likewise
+        self._pace = sync.sync.steps  # inner steps that this group makes in a round
+        self._looked = not sync.sync.paced  # that the script's own state does not depend on how many they are
+        self.identity: dict[str, str] = {}  # of the job, once it is known
 
     def _fragment(self, number: int) -> _Fragment:
         named = self._sync.shared_of(number)
@@ -93,8 +98,25 @@ class LowCommWorker(Worker):
         if not super().finish():
             return False
         self._sync.settle()
-        self._write()
+        if not self._sync.sync.exact:
+            self._write(self.step, self.digest)
+        if self._script is not None and self.step == self._script.syncs:
+            self._script.compare("the state at the end", self._script.final, self.digest)
         return True
+
+    def introduced(self, identity: dict[str, str], start: int, initial: str) -> None:
+        """What this group is, as all its ranks agree, and the digest of the state with which it starts at step
+        ``start``; empty if it takes that of others. Raises UsageError if the run to be replayed was another."""
+        self.identity = identity
+        if start == 0:
+            self._sync.origin = initial
+        if self._script is not None:
+            self._script.check(identity)
+            self._script.compare("the state at the start", self._script.origin, self._sync.origin)
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        self._pace = self._sync.sync.steps  # a rank that is new does not know better
 
     def _fresh_step(self) -> None:
         if self._store_of != self._now:
@@ -111,11 +133,13 @@ class LowCommWorker(Worker):
         sync = self._sync
         started = time.perf_counter()
         before = self._buffers.now()
-        anew = self._begin_shard(action.step, action.shard)
+        steps = self._steps_of(action.step, action.shard)
+        anew = self._begin_shard(action.step, action.shard, steps)
         self._store.begin_shard(action.shard)
-        ready = (sync.sync.steps - sync.sync.delay) * data.micro_batches
+        ready = (steps - sync.sync.delay) * data.micro_batches
         weight, presence = 0.0, b""
-        for number, batch in enumerate(self._batches(data, action.step, action.shard), 1):
+        own = None if self._looked else self.state.own(data)
+        for number, batch in enumerate(self._batches(data, action.step, action.shard, steps), 1):
             yield batch
             if number == ready:
                 weight = self._contribute(action, data)
@@ -123,11 +147,27 @@ class LowCommWorker(Worker):
                 sync.clear(self._fragment_in_use)
                 if sync.sync.delay and action.last:
                     self._send_early()
-        sync.check_steps(sync.sync.steps, data.micro_batches, f"{self.settings.where}, step {action.step}")
-        record = ShardRecord(action.shard, presence, (), data.cursor_after(action.shard), weight, anew)
+        sync.check_steps(steps, data.micro_batches, f"{self.settings.where}, step {action.step}")
+        if own is not None and own != self.state.own(data):
+            raise UsageError(
+                f"{self.settings.where}, step {action.step}: with paced=True groups make different numbers of inner "
+                "steps, and a protected object (a scheduler?) was changed in the loop over step.batches, so it would "
+                "come to differ; set learning rates from sync.inner_step there, and change the rest after the batches"
+            )
+        self._looked = True
+        record = ShardRecord(action.shard, presence, (), data.cursor_after(action.shard), weight, anew, steps)
         self._end_shard(record, before, started)
 
-    def _begin_shard(self, step: int, shard: int) -> bool:
+    def _steps_of(self, step: int, shard: int) -> int:
+        """Inner steps of this group's shard."""
+        if self._script is None:
+            return self._pace
+        return dict(self._script.membership.of(step).short).get(shard, self._sync.sync.steps)
+
+    def _whole(self, seconds: float) -> float:
+        return seconds * self._sync.sync.steps / self._sync.steps
+
+    def _begin_shard(self, step: int, shard: int, steps: int) -> bool:
         """Whether the shard begins anew."""
         self._computed = True
         self.session.show(Phase.COMPUTING, shard)
@@ -136,14 +176,13 @@ class LowCommWorker(Worker):
         if anew:
             self.state.put_back(self._data)  # another shard may have been computed since the step began
             self._sync.renew()
-        self._sync.begin(step)
+        self._sync.begin(step, steps)
         self._recorded = {}
         seeding.seed_shard(self.settings.seed, step, shard, self.session.world.part[0])
         return anew
 
-    def _batches(self, data: ShardedSource, step: int, shard: int) -> Iterator[Any]:
-        steps = self._sync.sync.steps
-        for batch in data.batches(step * steps, shard, steps):
+    def _batches(self, data: ShardedSource, step: int, shard: int, steps: int) -> Iterator[Any]:
+        for batch in data.batches(step * self._sync.sync.steps, shard, steps):
             yield batch
             if self.session.page is not None:
                 self.session.page.beat()
@@ -151,13 +190,13 @@ class LowCommWorker(Worker):
     def _contribute(self, action: core.Compute, data: ShardedSource) -> float:
         """Make this group's change the gradient of the shared parameters. Its weight; 0 if it does not count."""
         sync, shard = self._sync, action.shard
-        due = sync.sync.steps - sync.sync.delay
+        due = sync.steps - sync.sync.delay
         sync.check_steps(due, data.micro_batches, f"{self.settings.where}, step {action.step}")
         changes = sync.changes(self._fragment_in_use)
         finite = bool(torch.stack([torch.isfinite(change).all() for change in changes]).all())
         # All ranks of the group count, or none does; and what they count is the group's.
         told = [json.loads(each) for each in self.session.gather(json.dumps([finite, sync.tokens]).encode())]
-        weight = math.fsum(tokens for _, tokens in told) or 1.0
+        weight = math.fsum(tokens for _, tokens in told) or sync.steps / sync.sync.steps
         sync.tokens = 0.0
         if self._script is not None:
             if self._script.absent(action.step, shard):
@@ -182,8 +221,9 @@ class LowCommWorker(Worker):
         """
         if self._computed:
             return
-        self._begin_shard(action.step, 0)
-        yield from self._batches(data, action.step, 0)
+        steps = self._sync.sync.steps
+        self._begin_shard(action.step, 0, steps)
+        yield from self._batches(data, action.step, 0, steps)
         self._recorded = {}
         self._sync.renew(options=False)
 
@@ -194,7 +234,7 @@ class LowCommWorker(Worker):
 
     def _prepare(self, announced: Announcement, work: core.Exchange) -> Exchanged:
         told = super()._prepare(announced, work)
-        self._told = told.records
+        self._told, self._words = told.records, told.words
         counted = [record for record in told.records if record.weight > 0]
         means = dict(zip(self.metric_names, mean_metrics(counted), strict=False))
         # What is absent by script was not there: its samples are not used.
@@ -218,6 +258,14 @@ class LowCommWorker(Worker):
         sync.outer_step(self._fragment_in_use, math.fsum(record.weight for record in counted), keeps)
         sync.kept = (step + 1, *mine) if keeps else None  # type: ignore[assignment]
         self._steps_seen = sync.inner_steps
+        if step == 0 and not sync.sync.exact:
+            sync.first = combined([each.decode() for each in self.session.gather(self.state.digest().encode())])
+            if self._script is not None:
+                self._script.compare("what the first sync made", self._script.first, sync.first)
+        if sync.sync.paced:
+            seconds = [word.seconds_per_shard for word in self._words]
+            own = self._partners.index(self.session.member.group)
+            self._pace = paced(sync.sync.steps, sync.sync.delay + 1, seconds, own, self._pace)
         if not sync.sync.exact:
             self._note(step, counted, out)
         return True
@@ -225,15 +273,16 @@ class LowCommWorker(Worker):
     def _note(self, step: int, counted: list[ShardRecord], out: list[int]) -> None:
         there = frozenset(record.shard for record in counted)
         anew = frozenset(record.shard for record in counted if record.anew)
-        made = membership.Sync(there, anew, frozenset(out))
+        whole = self._sync.sync.steps
+        short = frozenset((record.shard, record.steps) for record in counted if record.steps < whole)
+        made = membership.Sync(there, anew, frozenset(out), short)
         if self._script is not None and self._script.membership.of(step) != made:
             was, now = (", ".join(map(str, sorted(sync.counted))) for sync in (self._script.membership.of(step), made))
             raise UsageError(
                 f"job {self.settings.job}, sync {step}: groups {was} took part in it in the run that is replayed, and "
                 f"groups {now} in this one; a group was lost meanwhile: replay it again"
             )
-        if self._sync.membership.add(step, made):
-            self._write()
+        self._write(step + 1, durably=self._sync.membership.add(step, made))
         if out and self.session.world.rank == 0 and self.session.member.group in (self.groups[0], *out):
             groups = f"group{'s' if len(out) > 1 else ''} {', '.join(map(str, out))}"
             sys.stderr.write(
@@ -241,13 +290,11 @@ class LowCommWorker(Worker):
                 "(NaN or infinite); left out of this sync, to begin anew with the shared parameters\n"
             )
 
-    def _write(self) -> None:
+    def _write(self, syncs: int, final: str = "", durably: bool = True) -> None:
         """Before the step is committed: a sync that counts is on the disk of somebody who lives."""
-        directory = self.settings.directory
-        if directory is None or self.session.world.rank != 0 or self._sync.sync.exact:
+        directory, sync = self.settings.directory, self._sync
+        if directory is None or self.session.world.rank != 0:
             return
-        run = membership.Script(
-            directory, self._sync.method, self.settings.shards, self.settings.seed, self._sync.membership
-        )
+        run = membership.Script(directory, self.identity, sync.membership, syncs, sync.origin, sync.first, final)
         target = self.session.stepper.target
-        membership.write(directory, run, NO_QUORUM if target is None else target.id, self.step)
+        membership.write(directory, run, NO_QUORUM if target is None else target.id, durably)

@@ -7,14 +7,31 @@ here state keeps its dtypes, and tensors that are there are written in place (ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from planaria.errors import ProtocolError
+from planaria.errors import ProtocolError, UsageError
 from planaria.torch import plain
 from planaria.torch.parts import Part, Received, TensorSpec, differs, live, wrapped
+
+# Of every optimizer, or of its scheduler: nothing that is state of its steps.
+_NO_STATE = frozenset({"defaults", "param_groups", "state", "_opt_called", *vars(torch.optim.SGD([torch.zeros(1)]))})
+
+
+def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Copies of the plain data and tensors that a kind of optimizer keeps beside ``state``, as a count of its steps."""
+    found = {}
+    for key, value in vars(optimizer).items():
+        if key in _NO_STATE:
+            continue
+        tensors: list[Tensor] = []
+        with suppress(UsageError):
+            packed = plain.pack(value, tensors, key)
+            found[key] = plain.unpack(packed, [tensor.detach().clone() for tensor in tensors])
+    return found
 
 
 class OptimizerPart(Part):

@@ -24,7 +24,7 @@ _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
 _WORD = struct.Struct("<qQQd?Q")
 _COUNTS = struct.Struct("<IIHI")  # records, bytes of a presence bitmap, metrics per record, second opinions
-_RECORD = struct.Struct("<Iqd?Q")
+_RECORD = struct.Struct("<Iqd?IQ")
 _SECOND = struct.Struct("<IQ")
 _STANDING = struct.Struct("<q?dQQIQI")
 
@@ -39,6 +39,7 @@ class ShardRecord:
     cursor: int = 0  # where a ShardedStream stands after the shard; 0 for other data
     weight: float = 1.0  # low communication: how much it counts; 0: left out; ABSENT
     anew: bool = False  # low communication: it began with the shared parameters and a fresh inner optimizer
+    steps: int = 0  # low communication: inner steps
     checksum: int = 0  # of this rank's part of its gradients, if they are compared
 
 
@@ -128,7 +129,7 @@ def encode_tail(
     ]
     values = struct.Struct(f"<{metrics}d")
     for record in records:
-        fixed = _RECORD.pack(record.shard, record.cursor, record.weight, record.anew, record.checksum)
+        fixed = _RECORD.pack(record.shard, record.cursor, record.weight, record.anew, record.steps, record.checksum)
         parts += (fixed, record.presence, values.pack(*record.metrics))
     parts += (_SECOND.pack(shard, checksum) for shard, checksum in sorted(seconds.items()))
     return _seal(_TAIL_KIND, b"".join(parts), size)
@@ -146,11 +147,12 @@ def decode_tail(data: bytes) -> tuple[ControlWord, tuple[ShardRecord, ...], Seco
             raise ProtocolError(f"a step's tail of {count} records has an odd length of {len(body)} bytes")
         records = []
         for _ in range(count):
-            shard, cursor, weight, anew, checked = _RECORD.unpack_from(body, at)
+            shard, cursor, weight, anew, steps, checked = _RECORD.unpack_from(body, at)
             at += _RECORD.size
             bitmap = body[at : at + presence]
             at += presence
-            records.append(ShardRecord(shard, bitmap, values.unpack_from(body, at), cursor, weight, anew, checked))
+            metrics = values.unpack_from(body, at)
+            records.append(ShardRecord(shard, bitmap, metrics, cursor, weight, anew, steps, checked))
             at += values.size
         seconds = dict(_SECOND.unpack_from(body, at + i * _SECOND.size) for i in range(opinions))
     except struct.error as error:

@@ -121,6 +121,18 @@ class ProtectedState:
             if name != FACTS and value is not data and isinstance(part, DictPart | StatefulPart):
                 part.put_back()
 
+    def own(self, data: object) -> list[bytes]:
+        """What the script's own plain data, and what has state_dict, are now, but for ``data``: to be compared."""
+        found = []
+        for (name, part), value in zip(self._parts.items(), self._objects, strict=True):
+            if name != FACTS and value is not data and isinstance(part, DictPart | StatefulPart):
+                tensors: list[Tensor] = []
+                hasher = xxhash.xxh3_128(plain.dump(part.pack(tensors)))
+                for tensor in tensors:
+                    feed(hasher, wire_form(tensor))
+                found.append(hasher.digest())
+        return found
+
     def _tensor_versions(self) -> int:
         if self._watched is None:
             self._watched = [tensor for part in self._modules for tensor in part.watched()]

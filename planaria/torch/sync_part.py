@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -39,9 +40,9 @@ class SharedModule(ModulePart):
 class InnerPart(OptimizerPart):
     """Of an inner optimizer: its options, without its state, which is fresh wherever they are put in place."""
 
-    def __init__(self, name: str, optimizer: Optimizer, pristine: dict[int, Any]) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, pristine: dict[int, Any], attributes: dict[str, Any]) -> None:
         super().__init__(name, optimizer, {})
-        self._pristine = pristine
+        self._pristine, self._attributes = pristine, attributes
         self.steps = 0  # since they were last counted from 0
         self._hook = optimizer.register_step_post_hook(self._stepped)
         self.mark()
@@ -68,6 +69,7 @@ class InnerPart(OptimizerPart):
                     elif key != "params":
                         group[key] = value
         self._optimizer.state.clear()
+        vars(self._optimizer).update(copy.deepcopy(self._attributes))
         if self._pristine:
             options_now = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({"state": copy.deepcopy(self._pristine), "param_groups": options_now})
@@ -96,9 +98,13 @@ class SyncPart(Part):
         self._optimizer = _made(sync, shared_ones)
         self._outer = OptimizerPart(f"{name}.outer", self._optimizer, self._names_by_id())
         self._inner = [
-            InnerPart(f"{name}.inner[{i}]", *each) for i, each in enumerate(zip(sync.inner, sync.pristine, strict=True))
+            InnerPart(f"{name}.inner[{i}]", *each)
+            for i, each in enumerate(zip(sync.inner, sync.pristine, sync.attributes, strict=True))
         ]
         self.membership = Membership()
+        self.origin = ""  # digest of the shared state in which the job began; travels with the membership
+        self.first = ""  # likewise: after its first sync
+        self.steps = sync.steps  # inner steps of the shard in hand
         self.tokens = 0.0  # of what was not exchanged yet, as far as the script counts them
         self.kept: tuple[int, int] | None = None  # the step and shard that this group's own state is the beginning of
         self._round = 0  # of the shard in hand
@@ -120,12 +126,12 @@ class SyncPart(Part):
     def method(self) -> str:
         """What must be alike on all groups beside the model, for people and to be compared."""
         sync = self.sync
-        outer = [{key: g[key] for key in g if key != "params"} for g in self._optimizer.param_groups]
-        options = {key: value for key, value in outer[0].items() if isinstance(value, int | float | tuple)}
-        said = ", ".join(f"{key}={value}" for key, value in sorted(options.items()) if value)
+        inner = ", ".join(type(each).__name__ for each in sync.inner)
+        outer = "; ".join(map(_said, self._optimizer.param_groups))
+        cut = f" ({xxhash.xxh3_64_hexdigest(repr(self.fragments).encode())[:8]})" if len(self.fragments) > 1 else ""
         return (
-            f"{self.kind} every={sync.every} fragments={len(self.fragments)} delay={sync.delay} mix={sync.mix} "
-            f"exact={sync.exact} outer={type(self._optimizer).__name__}({said})"
+            f"{self.kind} every={sync.every} fragments={len(self.fragments)}{cut} delay={sync.delay} mix={sync.mix} "
+            f"exact={sync.exact} paced={sync.paced} inner={inner} outer={type(self._optimizer).__name__}({outer})"
         )
 
     @property
@@ -135,16 +141,18 @@ class SyncPart(Part):
 
     @property
     def inner_step(self) -> int:
-        return self._round * self.sync.steps + max(self.inner_steps)
+        made, whole = max(self.inner_steps), self.sync.steps
+        # Who makes fewer steps in a round goes through its numbers in larger strides: all end at the same one.
+        return self._round * whole + (whole if made >= self.steps else (made + 1) * whole // self.steps - 1)
 
     def _names_by_id(self) -> dict[int, str]:
         return {id(shared): name for name, (shared, _) in zip(self._names, self._pairs, strict=True)}
 
     # --- a shard ---------------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
-        """The inner steps of a shard of round ``step`` begin."""
-        self._round = step
+    def begin(self, step: int, steps: int) -> None:
+        """The inner steps of a shard of round ``step`` begin, ``steps`` of them."""
+        self._round, self.steps = step, steps
         for inner in self._inner:
             inner.steps = 0
         for _, local in self._pairs:
@@ -263,7 +271,8 @@ class SyncPart(Part):
         return self._pack(tensors, lambda inner: inner.pack_marked(tensors))
 
     def pack_compared(self, tensors: list[Tensor]) -> Any:
-        return {**self.pack(tensors), "membership": None}  # how a result came about is no part of it
+        # How a result came about is no part of it.
+        return {**self.pack(tensors), "membership": None, "origin": None, "first": None}
 
     def _pack(self, tensors: list[Tensor], pack_inner: Callable[[InnerPart], Any]) -> Any:
         return {
@@ -271,6 +280,8 @@ class SyncPart(Part):
             "outer": self._outer.pack(tensors),
             "inner": [pack_inner(inner) for inner in self._inner],
             "membership": copy.deepcopy(self.membership.changes),
+            "origin": self.origin,
+            "first": self.first,
         }
 
     def _each(self, body: Any) -> list[tuple[Part, Any]]:
@@ -278,7 +289,10 @@ class SyncPart(Part):
         try:
             parts: list[Part] = [*self.modules, self._outer, *self._inner]
             bodies = [*body["modules"], body["outer"], *body["inner"]]
-            Membership([[number, *lists] for number, *lists in body["membership"] or []])
+            if any(len(line) != 5 for line in body["membership"]) or not isinstance(
+                body["origin"] + body["first"], str
+            ):
+                raise ValueError
             return list(zip(parts, bodies, strict=True))
         except (KeyError, TypeError, ValueError):
             raise ProtocolError(f"a peer's state of {self.name} is malformed") from None
@@ -295,7 +309,8 @@ class SyncPart(Part):
     def apply(self, body: Any, received: Received) -> None:
         for part, inner in self._each(body):
             part.apply(inner, received)
-        self.membership.changes = [list(line) for line in body["membership"] or []]
+        self.membership.changes = [list(line) for line in body["membership"]]
+        self.origin, self.first = body["origin"], body["first"]
         self.renew(options=False)
 
     def describe(self) -> list[str]:
@@ -309,6 +324,13 @@ def _shared(parameter: nn.Parameter) -> nn.Parameter:
     """A copy that adds up many small changes: at least fp32."""
     made = parameter.detach().clone()
     return nn.Parameter(made.float() if made.element_size() < 4 else made)
+
+
+def _said(group: dict[str, Any]) -> str:
+    """A parameter group's options, and what it holds, for people and to be compared."""
+    plainly = {key: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for key, v in group.items()}
+    known = {key: v for key, v in plainly.items() if isinstance(v, int | float | str | tuple) and v}
+    return ", ".join([f"{len(group['params'])} tensors", *(f"{key}={v}" for key, v in sorted(known.items()))])
 
 
 def _made(sync: LowCommunication, parameters: list[nn.Parameter]) -> Optimizer:

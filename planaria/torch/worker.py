@@ -18,6 +18,7 @@ import torch
 from planaria.core import stepper as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.health import slowness
+from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange.layout import Layout
@@ -66,6 +67,7 @@ class Worker:
         self.state = state
         parameters = state.parameters()
         self.named = named = [(name, p) for name, p in parameters if p.requires_grad]
+        self.digest = ""  # of the final state, once all steps are committed
         self.metrics: dict[str, float] = {}  # means over the shards of the newest committed step
         self.groups: tuple[int, ...] = ()  # that took part in this step's exchange; none before it is complete
         self._facts = facts
@@ -92,6 +94,7 @@ class Worker:
         self._store_of: tuple[int, int] | None = None
         self._present = self.settings.shards  # shards in the newest sum
         self._named = NO_QUORUM  # the planned quorum in this rank's newest control word
+        self._links_at = 0.0  # time.monotonic from which on to look at the connections again
         self._transfer = Transfer(session, state)
         self._settled = TrainableWatch(parameters)
         self._pipelines: Pipelines | None = None  # once the script has said that it outlives the loss of a rank
@@ -209,6 +212,7 @@ class Worker:
             digest = combined([part.decode() for part in self.session.gather(self.state.digest().encode())])
         except Bereaved:
             return False
+        self.digest = digest
         self.journal.result(self.step, digest, self.metrics)
         self.journal.close()
         self._store.release()
@@ -352,9 +356,13 @@ class Worker:
         self._raw[shard], self._records[shard] = self._recorded, record
         self.session.stepper.shard_done(shard)
         self.shards_computed += 1
-        seconds = time.perf_counter() - started
+        seconds = self._whole(time.perf_counter() - started)
         mean = self._mean_seconds
         self._mean_seconds = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+
+    def _whole(self, seconds: float) -> float:
+        """What a whole shard would have taken, if this one took ``seconds``."""
+        return seconds
 
     def _before_exchange(self, action: core.Exchange, data: ShardedSource) -> Iterator[Any]:
         yield from ()
@@ -449,6 +457,7 @@ class Worker:
         self._begun = None
         self.session.stepper.exchanged(work.quorum, told.words)
         self._show_speed(told.words)
+        self._show_links(work.quorum)
         self.session.show(Phase.APPLYING)
         return True
 
@@ -459,6 +468,15 @@ class Worker:
         own = self._partners.index(self.session.member.group)
         others = [word.seconds_per_shard for rank, word in enumerate(words) if rank != own]
         self.session.page.speed(self._mean_seconds, slowness(words[own].seconds_per_shard, others))
+
+    def _show_links(self, quorum: QuorumId) -> None:
+        now = time.monotonic()
+        if self.session.page is None or now < self._links_at:
+            return
+        self._links_at = now + HEARTBEAT_SECONDS  # nobody looks more often
+        with suppress(CommunicatorError):
+            if links := self.session.communicator(quorum).links():
+                self.session.page.links(links)
 
     def _exchange_all(self, work: core.Exchange) -> Exchanged:
         if self._begun != work:

@@ -135,6 +135,7 @@ class SemiSync:
     fragment_update_alpha: float = key(0.5, "streaming: share of a group's own value in its next; below 1", 0, 1)
     outer_lr: float = key(0.7, "diloco, streaming: learning rate of the outer optimizer, SGD", 0)
     outer_momentum: float = key(0.9, "diloco, streaming: its Nesterov momentum", 0, 1)
+    paced: bool = key(False, "slow groups make fewer steps in a round, in proportion to their speeds")
     exact: bool = key(False, "local_sgd, diloco: compute what a lost group had to; fresh optimizers in every round")
 
     @property
@@ -388,6 +389,8 @@ def _check_semi_sync(config: Config) -> None:
         )
     if s.method == "streaming" and s.exact:
         raise UsageError("semi_sync.exact cannot be had with streaming: groups' parameters are never wholly shared")
+    if s.paced and s.exact:
+        raise UsageError("semi_sync.paced and semi_sync.exact rule each other out: speeds would decide the result")
     if s.method == "streaming" and s.fragment_sync_delay >= s.round:
         raise UsageError(
             f"semi_sync.fragment_sync_delay is {s.fragment_sync_delay}; it must be below the {s.round} steps of a "

@@ -21,7 +21,7 @@ def sync_of(config: Config, network: Network, optimizer: torch.optim.Optimizer) 
     s, model = config.semi_sync, network.module
     match s.method:
         case "local_sgd":
-            return pt.LocalSGD(model, optimizer, every=s.sync_steps, exact=s.exact)
+            return pt.LocalSGD(model, optimizer, every=s.sync_steps, exact=s.exact, paced=s.paced)
         case "diloco":
             return pt.DiLoCo(
                 model,
@@ -30,6 +30,7 @@ def sync_of(config: Config, network: Network, optimizer: torch.optim.Optimizer) 
                 outer_lr=s.outer_lr,
                 outer_momentum=s.outer_momentum,
                 exact=s.exact,
+                paced=s.paced,
             )
         case "streaming":
             return pt.StreamingDiLoCo(
@@ -41,6 +42,7 @@ def sync_of(config: Config, network: Network, optimizer: torch.optim.Optimizer) 
                 mix=s.fragment_update_alpha,
                 outer_lr=s.outer_lr,
                 outer_momentum=s.outer_momentum,
+                paced=s.paced,
             )
     return None
 

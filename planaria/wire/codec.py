@@ -7,7 +7,8 @@ instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TypeVar, assert_never, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -27,6 +28,7 @@ from planaria.core.messages import (
     JobSpec,
     Kill,
     Leaving,
+    Link,
     Migrate,
     Order,
     Phase,
@@ -318,6 +320,7 @@ def _pulse_out(pulse: Pulse) -> pb.Pulse:
         step_seconds=pulse.step_seconds,
         pid=count(pulse.pid, "a pid"),
         devices=names(pulse.devices, "a device"),
+        links=links_out(pulse.links),
     )
 
 
@@ -331,7 +334,20 @@ def _pulse_in(pulse: pb.Pulse) -> Pulse:
         pulse.step_seconds,
         count(pulse.pid, "a pid"),
         names(pulse.devices, "a device"),
+        links_in(pulse.links),
     )
+
+
+def links_out(links: Sequence[Link]) -> list[pb.Link]:
+    checks.length(len(links), checks.MAX_MEMBERS, "links of a group")
+    return [pb.Link(group=checks.group(e.group), bits=e.bits, round_trip=e.round_trip, lost=e.lost) for e in links]
+
+
+def links_in(links: Sequence[pb.Link]) -> tuple[Link, ...]:
+    checks.length(len(links), checks.MAX_MEMBERS, "links of a group")
+    if not all(math.isfinite(x) and x >= 0 for e in links for x in (e.bits, e.round_trip, e.lost)):
+        raise ProtocolError("a link's figures must be finite and not negative")
+    return tuple(Link(checks.group(e.group), e.bits, e.round_trip, e.lost) for e in links)
 
 
 def phase_out(phase: Phase) -> pb.Phase:
@@ -355,6 +371,7 @@ def _ready_out(ready: Ready) -> pb.Ready:
         saves=ready.saves,
         looked=encode_quorum_id(ready.looked),
         keeps=ready.keeps,
+        lenient=ready.lenient,
         kept=encode_quorum_id(ready.kept),
     )
 
@@ -373,6 +390,7 @@ def _ready_in(ready: pb.Ready) -> Ready:
         decode_quorum_id(ready.looked),
         ready.keeps,
         decode_quorum_id(ready.kept),
+        ready.lenient,
     )
 
 

@@ -161,7 +161,7 @@ class Synced(_message.Message):
     def __init__(self) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid", "devices")
+    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid", "devices", "links")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class Pulse(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     phase: Phase
     step: int
@@ -178,7 +179,20 @@ class Pulse(_message.Message):
     step_seconds: float
     pid: int
     devices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("group", "bits", "round_trip", "lost")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    bits: float
+    round_trip: float
+    lost: float
+    def __init__(self, group: _Optional[int] = ..., bits: _Optional[float] = ..., round_trip: _Optional[float] = ..., lost: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("pulses", "warm", "nodes")
@@ -215,7 +229,7 @@ class Present(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked", "keeps", "kept")
+    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked", "keeps", "kept", "lenient")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +242,7 @@ class Ready(_message.Message):
     LOOKED_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    LENIENT_FIELD_NUMBER: _ClassVar[int]
     member: Member
     address: str
     fingerprint: _containers.RepeatedCompositeFieldContainer[Fact]
@@ -240,7 +255,8 @@ class Ready(_message.Message):
     looked: QuorumId
     keeps: bool
     kept: QuorumId
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., saves: bool = ..., looked: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., keeps: bool = ..., kept: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ...) -> None: ...
+    lenient: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., saves: bool = ..., looked: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., keeps: bool = ..., kept: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., lenient: bool = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("member", "quorum", "step")
@@ -497,7 +513,7 @@ class Event(_message.Message):
     def __init__(self, at: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., group: _Optional[int] = ..., data: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
-    __slots__ = ("member", "state", "step", "quorum", "phase", "loss", "step_seconds", "pid", "agent", "connected", "note")
+    __slots__ = ("member", "state", "step", "quorum", "phase", "loss", "step_seconds", "pid", "agent", "connected", "note", "links")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -509,6 +525,7 @@ class GroupStatus(_message.Message):
     AGENT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     state: str
     step: int
@@ -520,7 +537,8 @@ class GroupStatus(_message.Message):
     agent: str
     connected: bool
     note: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping[str, object]]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete", "drained")

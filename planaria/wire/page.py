@@ -8,7 +8,8 @@ serves display and liveness; no decision of a step depends on it.
 Layout, in 8-byte words of the machine's own byte order (the file never leaves the machine): magic, version,
 pid, phase and shard, phase since (ns), beats, control beats, quorum, resumed at step, commits, guarded, collectives,
 seconds per shard and slowness (doubles), copies, commits before it resumed; then SLOTS commits of 8 words each: step,
-at (ns), loss (a double), shards computed, shards recomputed, and 3 spare.
+at (ns), loss (a double), shards computed, shards recomputed, and 3 spare; then LINKS links of 4 words each: group + 1
+(0: none), bits a second, round trip, share of lost packets (doubles).
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import os
 import statistics
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 
-from planaria.core.messages import Phase, QuorumId
+from planaria.core.messages import STANDBYS, Link, Phase, QuorumId
 from planaria.errors import ProtocolError
 
 MAGIC = int.from_bytes(b"PLANPAGE", "little")
-VERSION = 1
+VERSION = 2
 KEPT = 256  # commits that a reader can see
 _SLOTS = KEPT + 1  # the slot being written is never one of those shown
 _MAGIC, _VERSION, _PID, _PHASE, _SINCE, _BEATS, _CONTROL, _QUORUM, _RESUMED, _COMMITS, _GUARDED, _COLLECTIVES = range(
@@ -42,7 +44,10 @@ _SLOT_BYTES = 8 * _WORDS
 _COMMIT = struct.Struct("=QQdQQ")
 # a reader that lost the processor for KEPT whole steps in the middle of a copy simply copies again
 _TRIES = 4
-PAGE_BYTES = 8 * (_HEAD + _SLOTS * _WORDS)
+_AFTER_SLOTS = _HEAD + _SLOTS * _WORDS
+LINKS = 16  # of a group to others: the slowest, if there are more
+_LINK_WORDS = 4
+PAGE_BYTES = 8 * (_AFTER_SLOTS + LINKS * _LINK_WORDS)
 # steps whose median is shown: enough to shrug off a recovery, few enough to follow a change of speed
 RECENT = 16
 
@@ -86,6 +91,7 @@ class PageView:
     shard_seconds: float = 0.0  # running mean of this rank, 0 if unknown
     slowness: float = 0.0  # of its group, beside the others: see core.health.slowness; 0 if unknown
     copies: Copies = Copies.NONE
+    links: tuple[Link, ...] = ()
 
 
 class ProgressPage:
@@ -217,6 +223,21 @@ class ProgressPage:
         self._doubles[_SHARD_SECONDS] = shard_seconds
         self._doubles[_SLOWNESS] = slowness
 
+    def links(self, links: Sequence[Link]) -> None:
+        """What was seen of the connections to other groups."""
+        slowest = sorted(sorted(links, key=lambda link: link.bits)[:LINKS], key=lambda link: link.group)
+        for index in range(LINKS):
+            at = _AFTER_SLOTS + index * _LINK_WORDS
+            self._words[at] = 0
+            if index < len(slowest):
+                link = slowest[index]
+                self._doubles[at + 1], self._doubles[at + 2], self._doubles[at + 3] = (
+                    link.bits,
+                    link.round_trip,
+                    link.lost,
+                )
+                self._words[at] = link.group + 1
+
     @property
     def pid(self) -> int:
         return self._words[_PID]
@@ -251,7 +272,13 @@ class ProgressPage:
             shard_seconds=self._doubles[_SHARD_SECONDS],
             slowness=self._doubles[_SLOWNESS],
             copies=copies,
+            links=self._links(),
         )
+
+    def _links(self) -> tuple[Link, ...]:
+        places = range(_AFTER_SLOTS, _AFTER_SLOTS + LINKS * _LINK_WORDS, _LINK_WORDS)
+        numbers, found = self._doubles, [at for at in places if 0 < self._words[at] < STANDBYS]
+        return tuple(Link(self._words[at] - 1, numbers[at + 1], numbers[at + 2], numbers[at + 3]) for at in found)
 
     def commits(self) -> list[tuple[int, int]]:
         """(step, ns) of up to the last KEPT commits, oldest first."""
@@ -261,7 +288,7 @@ class ProgressPage:
         """Up to the last ``most`` commits, at most KEPT, oldest first."""
         for _ in range(_TRIES):
             end = self._words[_COMMITS]
-            ring = self._memory[8 * _HEAD : PAGE_BYTES]  # one copy, so that the rank can hardly overtake it
+            ring = self._memory[8 * _HEAD : 8 * _AFTER_SLOTS]  # one copy, so that the rank can hardly overtake it
             # The rank went on meanwhile: slots that it has begun to fill again do not count.
             start = max(0, end - KEPT, self._words[_COMMITS] - KEPT)
             if start < end or end == 0:

@@ -7,7 +7,7 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
 from planaria.wire.checks import clip, count, decode_facts, decode_member, decode_quorum_id, name, names, text
-from planaria.wire.codec import guarded, phase_in, phase_out
+from planaria.wire.codec import guarded, links_in, links_out, phase_in, phase_out
 from planaria.wire.quorums import decode_quorum, encode_quorum
 
 
@@ -94,6 +94,7 @@ def _group_out(group: GroupStatus) -> pb.GroupStatus:
         agent=name(group.agent, "an agent's name", empty=True),
         connected=group.connected,
         note=clip(group.note),
+        links=links_out(group.links),
     )
 
 
@@ -110,4 +111,5 @@ def _group_in(group: pb.GroupStatus) -> GroupStatus:
         agent=name(group.agent, "an agent's name", empty=True),
         connected=group.connected,
         note=text(group.note, "a note"),
+        links=links_in(group.links),
     )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.core.assignment import RESOLUTION, _speeds, contiguous, dedupe, fill, slots, weights_of
+from planaria.core.assignment import RESOLUTION, _speeds, contiguous, dedupe, fill, paced, slots, weights_of
 from planaria.core.tree import maximal_nodes
 
 quick = settings(max_examples=60, deadline=None)  # no deadline: the machine may be busy
@@ -318,7 +318,7 @@ def test_a_second_roll_call_asks_for_nothing_more(case: Case) -> None:
 def test_other_processes_come_to_the_same_answer() -> None:
     """Hash seeds differ between processes; the assignment must not."""
     script = (
-        "from planaria.core.assignment import fill, contiguous\n"
+        "from planaria.core.assignment import paced, fill, contiguous\n"
         "have = [frozenset({31, 2, 17}), frozenset({4, 40, 9}), frozenset({63, 1}), frozenset()]\n"
         "print([sorted(s) for s in fill(64, have, [0.31, 1.7, 0.9, 0.0])])\n"
         "print([sorted(s) for s in contiguous(64, [0.31, 1.7, 0.9, 0.0])])\n"
@@ -334,3 +334,12 @@ def test_other_processes_come_to_the_same_answer() -> None:
         for seed in ("0", "1", "12345")
     }
     assert len(answers) == 1
+
+
+def test_paced_members_take_as_long_as_the_fastest() -> None:
+    seconds = [1.0, 1.1, 2.0, 40.0, 0.0]
+    assert [paced(40, 2, seconds, rank, 40) for rank in range(5)] == [40, 40, 20, 2, 40]
+    assert paced(40, 2, [1.0, 2.1], 1, 20) == 20, "a small difference changes nothing"
+    assert paced(40, 2, [1.0, 4.0], 1, 20) == 10
+    assert paced(40, 2, [1.0, 1.0], 1, 20) == 40
+    assert paced(40, 2, [0.0, 0.0], 1, 20) == 20

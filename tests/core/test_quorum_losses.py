@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from quorum_desk import working
+from quorum_desk import Desk, working
 
-from planaria.core.messages import (
-    Adopted,
-    QuorumId,
-)
+from planaria.core.messages import Adopted, Heartbeat, Phase, Pulse, QuorumId
 
 
 def test_a_death_is_answered_at_once() -> None:
@@ -199,3 +196,46 @@ def test_a_clock_that_goes_backwards_does_no_harm() -> None:
     desk = working()
     desk.now -= 50.0
     assert desk.dies(1)[0] == "store 1.2 [0 2]"
+
+
+def shows(desk: Desk, step: int, *phases: Phase) -> list[str]:
+    """A second later."""
+    desk.now += 1.0
+    found: list[str] = []
+    for group, phase in enumerate(phases):
+        pulse = Pulse(desk.member(group), phase, step, QuorumId(1, 1), 0.0, 1.0)
+        found += desk.tell(group, Heartbeat((pulse,)))
+    return found
+
+
+def at_work(lenient: bool) -> Desk:
+    """Six short rounds are over."""
+    desk = Desk(3)
+    for group in range(3):
+        desk.ready(group, lenient=lenient, total_steps=100)
+    for group in range(3):
+        desk.adopts(group, 1)
+    for step in range(6):
+        assert shows(desk, step, *[Phase.COMPUTING] * 3) == []
+        assert shows(desk, step, *[Phase.EXCHANGING] * 3) == []
+    return desk
+
+
+def test_a_sync_goes_without_a_group_that_is_late_and_it_joins_again() -> None:
+    desk = at_work(lenient=True)
+    waits = [shows(desk, 6, Phase.EXCHANGING, Phase.COMPUTING, Phase.EXCHANGING) for _ in range(8)]
+    (told,) = [lines for lines in waits if lines]
+    assert told == ["store 1.2 [0 2]", "a0: urgent 1.2 [0 2]", "a1: urgent 1.2 [0 2]", "a2: urgent 1.2 [0 2]"]
+    assert any("group 1 (incarnation 0) is left out: late at sync 6" in text for text in desk.events())
+    assert any("quorum 1.2: groups 0, 2 (group 1 late)" in text for text in desk.events())
+    desk.adopts(0, 2, 6)
+    desk.adopts(2, 2, 6)
+    assert desk.ready(1, lenient=True, total_steps=100, after=QuorumId(1, 2))[0] == "store 1.3 [0 1 2]"
+    (late,) = [group for group in desk.lighthouse.snapshot().groups if group.note]
+    assert late.member.group == 1 and late.note.startswith("left out 1 time: late at sync 6")
+
+
+def test_where_nobody_may_be_left_out_the_others_wait() -> None:
+    desk = at_work(lenient=False)
+    for _ in range(30):
+        assert shows(desk, 6, Phase.EXCHANGING, Phase.COMPUTING, Phase.EXCHANGING) == []

@@ -232,10 +232,9 @@ def exchange(
     withhold: bool = False,
     late: bool = False,
     noise: int | None = None,
-    with_lost: bool = False,
 ) -> dict[str, Any]:
     """Some steps of exchange. ``withhold``: submit only half of the buckets. ``late``: the device has not computed yet
-    what is submitted. ``noise``: of a coded reduction, in the first step; ``with_lost``: ask for what coding loses."""
+    what is submitted. ``noise``: of a coded reduction, in the first step."""
     layout = Layout(numels, **SMALL)
     communicator = rank.communicator(quorum_id)
     key = (quorum_id, layout.buckets)
@@ -247,7 +246,6 @@ def exchange(
             parts[-1][0][poison] = float("inf")
         before = digest([part for bucket in parts for part in bucket])
         made.begin(nodes, shards, shards, reduction, tail_bytes=64, noise=0 if noise is None else noise + step)
-        lost = [[torch.full_like(part, 9.0) for part in given] for given in parts] if with_lost else [()] * len(parts)
         buckets = list(range(len(layout.buckets)))
         for bucket in buckets if order == "forward" else reversed(buckets):
             if withhold and bucket >= len(buckets) // 2:
@@ -256,7 +254,7 @@ def exchange(
             if late:
                 torch.cuda._sleep(20_000_000)  # cycles: some 10 ms
                 given = [part.clone() for part in given]
-            made.submit(bucket, given, lost[bucket])
+            made.submit(bucket, given)
         made.submit_tail(b"tail of " + bytes([communicator.rank]) * communicator.rank)
         try:
             announced = made.announced(lambda: rank.news)
@@ -271,7 +269,6 @@ def exchange(
         "values": [bucket.tolist() for bucket in result.buckets],
         "tails": result.tails,
         "finite": result.finite,
-        "lost": [[part.tolist() for part in of] for of in lost],
     }
 
 

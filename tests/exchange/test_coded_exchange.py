@@ -6,15 +6,13 @@ import signal
 from typing import Any
 
 import pytest
-import torch
-from exchange_rank import SMALL, coded, digest, expected, expected_coded, sums
+from exchange_rank import digest, expected, expected_coded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tree_exchange import NUMELS, cases, nodes_of, one_pool
 
 from planaria.core.tree import Node
-from planaria.exchange.codes import CODECS, part_key
-from planaria.exchange.layout import Layout
+from planaria.exchange.codes import CODECS
 
 codecs = pytest.mark.parametrize("codec", CODECS)
 
@@ -80,29 +78,11 @@ def test_one_infinite_element_anywhere_is_seen_by_all(cluster: Any, members: int
     assert not any(rank.answer()["finite"] for rank in ranks)
 
 
-@codecs
-def test_what_was_lost_is_told(cluster: Any, codec: str) -> None:
-    ranks = cluster.take(2)
-    quorum_id = cluster.form(ranks)
-    nodes = leaves_of([0, 1, 0], 2)
-    arguments = {"quorum_id": quorum_id, "numels": NUMELS, "nodes": nodes, "shards": 3, "seed": 4, "noise": 6}
-    results = cluster.everyone(ranks, "exchange", reduction=codec, piece_bytes=1024, with_lost=True, **arguments)
-    for own, result in zip(nodes, results, strict=True):
-        for bucket, numel in enumerate(Layout(NUMELS, **SMALL).buckets):
-            for node, lost in zip(own, result["lost"][bucket], strict=True):
-                part = sums(node, 4, numel)
-                torch.testing.assert_close(
-                    torch.tensor(lost), part - coded(part, codec, part_key(6, bucket, node.start)), rtol=0, atol=0
-                )
-
-
 def test_what_would_not_be_the_same_everywhere_is_refused(cluster: Any) -> None:
     ranks = cluster.take(1)
     arguments = {"quorum_id": cluster.form(ranks), "numels": NUMELS, "seed": 4}
     ranks[0].tell("exchange", nodes=((Node(0, 2),),), shards=2, reduction="int8", **arguments)
     assert "each shard for itself" in ranks[0].failure()
-    ranks[0].tell("exchange", nodes=((Node(0, 1),),), shards=1, reduction="tree", with_lost=True, **arguments)
-    assert "what tree loses" in ranks[0].failure()
 
 
 def test_members_that_code_differently_are_told_so_and_stay_alive(cluster: Any) -> None:

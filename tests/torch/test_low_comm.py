@@ -103,6 +103,55 @@ def test_an_inner_optimizer_goes_on_over_rounds_unless_exact() -> None:
     )
 
 
+class Counting(torch.optim.Optimizer):
+    """With state in attributes: its rate falls with every step."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.made, self.sums = 0, [torch.zeros(1)]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.made += 1
+        self.sums[0] += 1
+        for group in self.param_groups:
+            group["lr"] = 0.05 / self.made
+            for parameter in group["params"]:
+                parameter -= group["lr"] * parameter.grad
+
+
+def test_an_inner_optimizer_with_state_in_attributes_begins_anew_too() -> None:
+    results = []
+    for shards in (1, 4):
+        job, model, _, data = new(shards)
+        inner = Counting(model.parameters(), 0.05)
+        job.protect(sync=pt.DiLoCo(model, inner, every=3, exact=True))
+        run(job, model, inner, data, 4)
+        results.append((inner.made, float(inner.sums[0]), inner.param_groups[0]["lr"]))
+    assert results == [(0, 0.0, 0.05 / 3)] * 2
+
+
+def test_paced_groups_refuse_what_depends_on_how_many_steps_they_make() -> None:
+    job, model, inner, data = new()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, 18)
+    job.protect(sync=pt.DiLoCo(model, inner, every=3, paced=True), scheduler=scheduler)
+    with pytest.raises(UsageError, match="set learning rates from"):
+        run(job, model, inner, data, 2, scheduler)
+
+
+def test_who_makes_fewer_steps_goes_through_their_numbers_in_larger_strides() -> None:
+    _, model, inner, _ = new()
+    sync = pt.DiLoCo(model, inner, every=10, paced=True)
+    part = SyncPart("sync", sync)
+    for steps in (10, 7, 3, 1):
+        part.begin(2, steps)
+        seen = []
+        for _ in range(steps):
+            seen.append(sync.inner_step)
+            inner.step()
+        assert seen[-1] == 29 and sync.inner_step == 30 and seen == sorted(set(seen)) and seen[0] >= 20
+
+
 def test_streaming_is_the_papers() -> None:
     every, rounds, delay, mix = 6, 7, 1, 0.25
     job, model, inner, data = new()
@@ -234,7 +283,7 @@ def test_what_half_precision_rounds_away_is_no_change() -> None:
         for _, parameter in shared:
             parameter += torch.rand_like(parameter) * 1e-3  # between two numbers of half precision
     part.renew()
-    part.begin(0)
+    part.begin(0, 1)
     assert all(not change.any() for change in part.changes(0))
 
 
@@ -334,6 +383,7 @@ def test_what_a_void_body_has_left_moves_no_other_fragment() -> None:
         (pt.StreamingDiLoCo, {"every": 4, "fragments": 2, "delay": -1}, "delay must be a whole number of at least 0"),
         (pt.StreamingDiLoCo, {"every": 4, "fragments": 2, "mix": 1.0}, "mix=1.0 must be at least 0 and below 1"),
         (pt.DiLoCo, {"every": 4, "outer_lr": 0.0}, "outer_lr=0.0"),
+        (pt.DiLoCo, {"every": 4, "exact": True, "paced": True}, "rule each other out"),
     ],
 )
 def test_numbers_that_cannot_be(method: Any, arguments: dict[str, Any], sentence: str) -> None:

@@ -162,6 +162,10 @@ SENSELESS_REPORTS: list[tuple[str, pb.Report]] = [
     ("step is", pb.Report(finished=pb.Finished(step=1 << 60))),
     ("phase 0", pb.Report(heartbeat=pb.Heartbeat(pulses=[pb.Pulse()]))),
     ("phase 99", pb.Report(heartbeat=pb.Heartbeat(pulses=[pb.Pulse(phase=99)]))),  # type: ignore[arg-type]
+    (
+        "finite and not",
+        pb.Report(heartbeat=pb.Heartbeat(pulses=[pb.Pulse(phase=pb.PHASE_PARKED, links=[pb.Link(bits=-1.0)])])),
+    ),
     ("pid is -5", pb.Report(heartbeat=pb.Heartbeat(pulses=[pb.Pulse(phase=pb.PHASE_PARKED, pid=-5)]))),
     ("rendezvous store is empty", pb.Report(ready=pb.Ready())),
     ("4097 characters", pb.Report(trouble=pb.Trouble(text="x" * 4097))),

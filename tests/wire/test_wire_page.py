@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_strategies import patient
 
-from planaria.core.messages import NO_QUORUM, Phase, QuorumId
+from planaria.core.messages import NO_QUORUM, Link, Phase, QuorumId
 from planaria.errors import ProtocolError
-from planaria.wire.page import KEPT, PAGE_BYTES, ProgressPage
+from planaria.wire.page import KEPT, LINKS, PAGE_BYTES, ProgressPage
 
 
 def commit(page: ProgressPage, step: int, at_ns: int = 0, loss: float = 0.5) -> None:
@@ -88,6 +88,18 @@ def test_a_healed_rank_shows_the_step_that_it_was_given(path: Path) -> None:
     assert reader.read().step == 20
     commit(page, 21)
     assert reader.read().step == 21
+
+
+def test_the_slowest_links_are_shown_and_the_ring_is_left_alone(path: Path) -> None:
+    page, reader = ProgressPage.create(path), ProgressPage.open(path)
+    commit(page, 1, at_ns=10)
+    assert reader.read().links == ()
+    links = [Link(group, 1e9 - group, 0.001 * group, 0.25) for group in range(LINKS + 5)]
+    page.links(links)
+    assert reader.read().links == tuple(links[5:])
+    page.links(links[:2])
+    assert reader.read().links == tuple(links[:2])
+    assert reader.commits() == [(1, 10)]
 
 
 @patient

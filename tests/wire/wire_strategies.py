@@ -22,6 +22,7 @@ from planaria.core.messages import (
     JobSpec,
     Kill,
     Leaving,
+    Link,
     Member,
     Migrate,
     Order,
@@ -86,8 +87,10 @@ def quorums(draw: st.DrawFn) -> Quorum:
 
 waits = st.floats(0, allow_infinity=False)
 specs = st.builds(JobSpec, names, sizes, sizes, st.sampled_from(Policy), st.integers(1, checks.MAX_RANK), waits)
+figures = st.floats(0, allow_infinity=False)
+links = st.lists(st.builds(Link, groups, figures, figures, figures), max_size=3).map(tuple)
 pulses = st.builds(
-    Pulse, members, phases, counts, quorum_ids, floats, floats, counts, st.lists(texts, max_size=3).map(tuple)
+    Pulse, members, phases, counts, quorum_ids, floats, floats, counts, st.lists(texts, max_size=3).map(tuple), links
 )
 reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Hello, names, texts, specs, st.booleans(), *[st.lists(texts, max_size=3).map(tuple)] * 2),
@@ -99,7 +102,22 @@ reports: st.SearchStrategy[Report] = st.one_of(
         st.lists(st.tuples(ranks, names), max_size=3).map(tuple),
     ),
     st.builds(Present, members, ranks),
-    st.builds(Ready, members, names, facts, texts, counts, counts, quorum_ids, counts, st.booleans(), quorum_ids),
+    st.builds(
+        Ready,
+        members,
+        names,
+        facts,
+        texts,
+        counts,
+        counts,
+        quorum_ids,
+        counts,
+        st.booleans(),
+        quorum_ids,
+        st.booleans(),
+        quorum_ids,
+        st.booleans(),
+    ),
     st.builds(Adopted, members, quorum_ids, counts),
     st.builds(Trouble, members, quorum_ids, counts, texts),
     st.builds(Finished, members, counts, texts),
@@ -139,6 +157,7 @@ group_statuses = st.builds(
     texts,
     st.booleans(),
     texts,
+    links,
 )
 statuses = st.builds(
     JobStatus,
