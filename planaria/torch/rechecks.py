@@ -3,8 +3,7 @@
 A wrong gradient reaches all groups alike, so no comparison of states shows it. But a shard has the same gradient, bit
 for bit, whoever computes it. Of those that are watched the tails of the exchange carry checksums: the owner's, and that
 of another member. If they differ nobody commits the step; both are computed again, and another pair is compared. Once
-two agree it is known who was wrong. A member that stays alone with what it computes, after it has computed it again,
-leaves: it is the device.
+two agree it is known who was wrong. Who is wrong again and again leaves: it is the device.
 """
 
 from __future__ import annotations
@@ -21,6 +20,9 @@ from planaria.errors import CorruptionError
 from planaria.torch.records import Seconds, ShardRecord
 from planaria.torch.session import Session
 
+# A particle flips one bit. A device that is wrong whenever somebody looks is broken.
+STRIKES = 3
+
 
 class Rechecks:
     """Of one step at a time; one per rank. What concerns the group all its ranks do together."""
@@ -29,6 +31,7 @@ class Rechecks:
         self._session = session
         self._sums: dict[tuple[int, bool], Tensor | int] = {}  # by shard, and whether it is another member's
         self._said: dict[int, list[tuple[Member, int]]] = {}  # of watched shards, by whom what came out, oldest first
+        self._strikes = 0  # how often this group was wrong, in a row of steps in which it was compared
         self._disputed: set[int] = set()  # shards that were in doubt at any rank of the group
 
     def clear(self) -> None:
@@ -82,13 +85,10 @@ class Rechecks:
         for shard in shards:
             self._sums.pop((shard, False), None)
             self._sums.pop((shard, True), None)
-        stepper = self._session.stepper
         if self._any_rank(any(self._stubborn(shard) for shard in shards)):
-            raise CorruptionError(
-                f"{self._session.settings.where}, step {stepper.step}: shards {sorted(shards)} come out otherwise here "
-                "than on all other groups that computed them, again and again; the device computes wrongly"
-            )
-        stepper.dispute(shards)
+            self._tell(f"shards {sorted(shards)}, twice")
+            raise self._broken()
+        self._session.stepper.dispute(shards)
 
     def _stubborn(self, shard: int) -> bool:
         """Whether this member computed the shard more than once, and others agree on something else."""
@@ -100,22 +100,35 @@ class Rechecks:
         return len(own) > 1 and odd is not None and any(members[i] == self._session.member for i in odd)
 
     def settle(self) -> None:
-        """All that was compared has come out alike: if it had not before, who was wrong says so."""
+        """All that was compared has come out alike. If it had not before, who was wrong says so. Raises CorruptionError
+        if this group was wrong STRIKES times in a row."""
+        me = self._session.member
+        mine = [(shard, value) for shard, said in self._said.items() for member, value in said if member == me]
         if not self._disputed:
+            self._strikes = 0 if mine else self._strikes
             return
-        wrong = {
-            shard
-            for shard in self._disputed
-            if (said := self._said.get(shard))
-            and any(member == self._session.member and value != said[-1][1] for member, value in said)
-        }
-        told = [json.loads(each) for each in self._session.gather(json.dumps(sorted(wrong)).encode())]
-        where = [f"rank {rank}: shards {shards}" for rank, shards in enumerate(told) if shards]
-        if where and self._session.world.rank == 0:
-            text = f"its gradients were not what others computed, nor what it did the next time ({'; '.join(where)})"
-            member, step = self._session.member, self._session.stepper.step
-            self._session.tell(Corrupted(member, step, text))
+        wrong = sorted({shard for shard, value in mine if value != self._said[shard][-1][1]})
+        told = [json.loads(each) for each in self._session.gather(json.dumps(wrong).encode())]
         self._disputed.clear()
+        where = "; ".join(f"rank {rank}: shards {shards}" for rank, shards in enumerate(told) if shards)
+        if not where:
+            return
+        self._strikes += 1
+        self._tell(where)
+        if self._strikes >= STRIKES:
+            raise self._broken()
+
+    def _tell(self, where: str) -> None:
+        session = self._session
+        if session.world.rank == 0:
+            text = f"its gradients are not those that others agree on ({where})"
+            session.tell(Corrupted(session.member, session.stepper.step, text))
+
+    def _broken(self) -> CorruptionError:
+        return CorruptionError(
+            f"{self._session.settings.where}, step {self._session.stepper.step}: its gradients are not those that "
+            "others agree on, again and again; its device computes wrongly, or its script is not the same"
+        )
 
     def _any_rank(self, mine: bool) -> bool:
         return any(each == b"1" for each in self._session.gather(b"1" if mine else b"0"))

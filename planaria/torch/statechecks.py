@@ -110,10 +110,15 @@ def disputed(checks: StateChecks, action: Disputed, where: str) -> CorruptionErr
             f"{where}, step {action.step}: {who} has another state than the others again, right after it has healed "
             f"({what}). Its device, or something in the script that is not the same on all groups, changes it"
         )
+    if not checks.found:
+        return CorruptionError(
+            f"{where}, step {action.step}: {who} hold or compute different things, and too few are left, or agree, to "
+            "tell who is right. With durable checkpoints the job goes back to the newest one"
+        )
     return CorruptionError(
-        f"{where}, step {action.step}: the states of {who} differ and nobody can tell whose is right "
-        f"({what or 'those who differed are gone'}). Three groups or more would tell. Details are in {EVIDENCE} beside "
-        "each rank's logs. With durable checkpoints the job goes back to the newest one"
+        f"{where}, step {action.step}: the states of {who} differ and nobody can tell whose is right ({what}). Three "
+        f"groups or more would tell. Details are in {EVIDENCE} beside each rank's logs. With durable checkpoints the "
+        "job goes back to the newest one"
     )
 
 

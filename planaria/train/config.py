@@ -120,6 +120,8 @@ class FaultTolerance:
     shards: int = key(0, "shards of a step, part of what the result depends on; 0: group_size", 0)
     replica_id: int = key(-1, "run only this group here, the others on other nodes; -1: run all here", -1)
     exact: Literal["auto", "bits", "samples"] = key("auto", "the promise; auto: bits on a CPU, samples on GPUs")
+    check_state: int = key(0, "compare parameters in every step, and all state every so many; 0: never", 0)
+    recheck: float = key(0.0, "probability with which a shard is computed by two groups and compared", 0, 1)
     min_replica_size: int = key(1, "the job fails if fewer groups can be kept", 1)
     lighthouse: str = key("", "host:port at which groups of several nodes meet; default: one of its own")
 

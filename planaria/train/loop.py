@@ -37,6 +37,8 @@ def train(config: Config) -> None:
         seed=config.training.seed,
         mesh={name: degree for name, degree in degrees.items() if degree > 1} or None,
         exact=None if config.fault_tolerance.exact == "auto" else config.fault_tolerance.exact,
+        check_state=config.fault_tolerance.check_state,
+        recheck=config.fault_tolerance.recheck,
         device=None if config.training.device == "auto" else config.training.device,
     )
     tokenizer = tokenizer_of(config.model.tokenizer_path)

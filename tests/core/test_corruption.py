@@ -56,7 +56,9 @@ def test_the_share_of_watched_shards_and_whose_turn_it_is() -> None:
     count = sum(len(Recheck(0.25, 3).chosen(step, 8)) for step in range(1000))
     assert 1800 < count < 2200
     owned = contiguous(3, (1.0,) * 3)
-    pairs = {rank for step in range(2) for rank, twice in enumerate(Recheck(1.0, 0).checkers(step, owned, 0)) if 0 in twice}
+    pairs = {
+        rank for step in range(2) for rank, twice in enumerate(Recheck(1.0, 0).checkers(step, owned, 0)) if 0 in twice
+    }
     assert pairs == {1, 2}  # of shard 0, which is member 0's
     again = [Recheck(1.0, 0).checkers(4, owned, attempt) for attempt in range(2)]
     assert again[0] != again[1]  # another pair is asked the next time
