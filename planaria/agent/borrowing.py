@@ -98,14 +98,14 @@ class Borrowing:
         agent = self._agent
         for wait in list(self._waits):
             life, lost = wait.life, wait.lost
-            if agent.lives.of(life.member) is not life or not life.alive or not outlives(agent, life, lost):
+            if agent.lives.of(life.member) is not life or not life.alive:
                 self._waits.remove(wait)
                 continue
             if has_place(agent, life, lost) and refill(agent, life, lost):
                 self._waits.remove(wait)
                 continue
-            why = ""
-            if wait.asking is not None and wait.asking.done():
+            why = "" if outlives(agent, life, lost) else "its group cannot go on"
+            if not why and wait.asking is not None and wait.asking.done():
                 why = wait.asking.result()
             if not why and now > wait.until:
                 why = f"no standby came within {self._limit:g} s (--spare-wait)"

@@ -163,7 +163,9 @@ class Standbys:
         # What is lost with its node, or has found none, is not the script's doing.
         if not standby.warm and change.returncode is not None:
             self._failures += 1
-        self._due = time.monotonic() + planning.backoff(agent.assignment.plan, self._failures)
+        # A node that has no device for it may have one later.
+        tries = max(self._failures, 2) if change.returncode is None else self._failures
+        self._due = time.monotonic() + planning.backoff(agent.assignment.plan, tries)
         # One that fails again and again is, and costs what trains as much as any other start.
         fails = change.returncode == EXIT_FAILED or bool(standby.late)
         again = fails and self._failures >= agent.assignment.plan.start_attempts

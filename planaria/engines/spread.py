@@ -156,7 +156,11 @@ class SpreadEngine:
         if node == 0:
             return self._local.prepare(number, rank)
         there = self._nodes.get(node)
-        if there is None or (there.gpus and len(_standbys_of(there)) >= there.standbys):
+        if there is None:
+            return False
+        # Ranks that have come there by a standby have its GPU.
+        guests = [1 for other, each in there.alive if other.group != STANDBYS and self.home_of(each) != node]
+        if there.gpus and len(_standbys_of(there)) + len(guests) >= there.standbys:
             return False
         there.alive[Member(STANDBYS, number), 0] = 0
         there.stream.send({"prepare": number, "rank": rank})

@@ -4,6 +4,7 @@ the bits are the quiet run's."""
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_the_only_group_goes_back_to_its_copies(
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt(layout)}, run.log()
         assert len(begins(run)) == 3 and sorted(begins(run)) == begins(run), run.log()
+
+
+def test_a_rank_of_the_only_group_is_stopped(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", groups=1, more=("--buddy", "2")) as run:
+        before = at_work(run, 0, 2)
+        run.signal(0, signal.SIGSTOP, rank=1)
+        after = at_work(run, 1, 2)
+        assert {who for who in before if before[who] != after[who]} == {(0, 1)}, run.log()
+        assert "planaria kill GROUP --rank RANK has the rank replaced" in run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")} and len(begins(run)) == 1, run.log()
 
 
 def test_two_groups_are_hurt_at_once(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
