@@ -51,7 +51,9 @@ SHOWN = frozenset(
     }
 )
 # And of what the lighthouse records, which is about the whole job: the agent with group 0 shows it.
-_SHOWN_OF_JOB = frozenset({"evict", "majority", "mismatch", "quorum", "resume", "scale", "unsaved", "unshared"})
+_SHOWN_OF_JOB = frozenset(
+    {"diverged", "evict", "majority", "mismatch", "quorum", "resume", "scale", "unsaved", "unshared"}
+)
 # People read a changing view a few times a second.
 _VIEW_SECONDS = 0.25
 # Two attempts a minute for a group that cannot live: see PlanSpec.
