@@ -247,3 +247,18 @@ def test_what_one_that_was_evicted_has_done_since_is_counted() -> None:
     found = desk.connects(2, desk.report(2), Adopted(Member(2, 0), QuorumId(1, 1), 5))
     assert "a2: kill" in found
     assert any("up to 1 steps that it committed after step 4 are thrown away" in text for text in desk.events())
+
+
+def test_a_group_that_has_moved_stays_where_it_is_whoever_leads_next() -> None:
+    """Its former agent was started again, and has begun it anew before it heard of that."""
+    members = (*MEMBERS[:2], Member(2, 1))
+    last = replace(LAST, members=members, lineage=lineage_after("", LAST.id, members))
+    desk = Desk(3, epoch=2, last=last, ready=False)
+    desk.connects(1, desk.report(1), Adopted(desk.member(1), QuorumId(1, 4), 7))
+    moved = replace(desk.report(2), member=Member(2, 1))
+    hello = Hello("a0", "host", JobSpec("job", 3), hosted=(2,))
+    mine = (desk.report(0), Adopted(Member(0, 0), QuorumId(1, 4), 7))
+    for report in (hello, *mine, moved, Adopted(Member(2, 1), QuorumId(1, 4), 7), Synced()):
+        desk.tell(0, report)
+    desk.incarnations[2] = 2
+    assert desk.connects(2, desk.report(2))[-2:] == ["a2: drain", "a2: desired"]
