@@ -108,8 +108,15 @@ class Networks:
         """From now on nothing passes between the group and the others, or the lighthouse."""
         _ip("-n", self.hub, "link", "set", _cable(group), "down")
 
+    def part_from_hub(self, group: int) -> None:
+        """From now on nothing passes between the group and the lighthouse; the others are reached as before."""
+        _ip("-n", self.of(group), "route", "replace", "blackhole", f"{HUB_ADDRESS}/32")
+
     def mend(self, group: int) -> None:
+        """Undo both."""
         _ip("-n", self.hub, "link", "set", _cable(group), "up")
+        with suppress(PlanariaError):  # there is no such route
+            _ip("-n", self.of(group), "route", "del", "blackhole", f"{HUB_ADDRESS}/32")
 
     def limit(self, group: int, mbit: float) -> None:
         """From now on the group sends, and receives, at most so many million bits a second."""

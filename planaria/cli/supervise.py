@@ -54,7 +54,19 @@ SHOWN = frozenset(
 )
 # And of what the lighthouse records, which is about the whole job: the agent with group 0 shows it.
 _SHOWN_OF_JOB = frozenset(
-    {"evict", "late", "majority", "mismatch", "quorum", "resume", "scale", "slow-link", "unsaved", "unshared"}
+    {
+        "diverged",
+        "evict",
+        "late",
+        "majority",
+        "mismatch",
+        "quorum",
+        "resume",
+        "scale",
+        "slow-link",
+        "unsaved",
+        "unshared",
+    }
 )
 # People read a changing view a few times a second.
 _VIEW_SECONDS = 0.25

@@ -66,6 +66,7 @@ class Ledger:
             if last.run != last.id:
                 self._run = NO_QUORUM  # that run has ended: this is a new one under the same name
             last = None
+        self._newest_before, self._step_before = (last.id, last.step) if last is not None else (NO_QUORUM, 0)
         self._last = last
         self._last_members = frozenset(last.members if last is not None else ())
         self.job = job

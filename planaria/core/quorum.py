@@ -33,6 +33,7 @@ from planaria.core.messages import (
     Member,
     Prepared,
     Quorum,
+    QuorumId,
     Ready,
     Refuse,
     Report,
@@ -206,6 +207,9 @@ class Lighthouse(Spares):
         self._news = self._news or self._waits or not self.founded
         self.founded = True
         view = self._view(agent, report.member)
+        if view is not None and view.evicted:
+            self._throws_away(view, view.step, report.step, "comes back after it was evicted")
+            view.step = max(view.step, report.step)
         if view is None or view.state in CERTAINLY_GONE:
             return
         view.adopted, view.step = max(view.adopted, report.quorum), max(view.step, report.step)
@@ -341,6 +345,9 @@ class Lighthouse(Spares):
         if current is None:
             self._found()
             return
+        if strangers := self._strangers():
+            self._send_home(current, strangers)
+            return
         trouble = self._trouble_at is not None and self.seen.at >= self._trouble_at + self._trouble_window
         trouble = trouble or self._unheard(current)
         gone = [m for m in current.members if self._gone(m, trouble) and not self._leaving(m)]
@@ -352,6 +359,33 @@ class Lighthouse(Spares):
             self._waits = self._number == number
         elif self._trouble_at is None and self.seen.at >= self._replan_at:
             self._plan()
+
+    def _strangers(self) -> list[Group]:
+        """Members with a state of another lineage: they work under a quorum above all that this one has. Somebody had
+        another lighthouse, with a store of its own, serve the same job. If one is left who holds a state of this
+        lineage, it wins, however far the other got; if none is, the other goes on as this one."""
+        newest = max(QuorumId(self.epoch, self._number) if self._number else NO_QUORUM, self._newest_before)
+        settled = [g for g in self.seen.tellable() if g.settled]
+        strangers = [g for g in settled if g.adopted > newest]
+        return strangers if newest != NO_QUORUM and len(strangers) < len(settled) else []
+
+    def _send_home(self, current: Quorum, strangers: list[Group]) -> None:
+        """Fence them by a quorum without them. They heal, and join again."""
+        out = {view.member for view in strangers}
+        live = [g for g in self.seen.tellable() if g.settled and g.member not in out and not g.leaving]
+        inside = {g.member for g in live} & set(current.members)
+        uncertain = [m for m in current.members if not self.seen.certain(m) and m not in out | inside]
+        if not live or len(inside) <= len(uncertain):
+            self._warn(current, f"{named(out)} holds a state of another lineage, and of this one no majority is there")
+            return
+        for view in strangers:
+            self._throws_away(view, max(self._step_before, 0), view.step, "comes from another lineage of this job")
+        self._publish(live, True, f"{named(out)} of another lineage", founding=False)
+
+    def _throws_away(self, view: Group, known: int, step: int, why: str) -> None:
+        if (steps := step - known) > 0:
+            thrown = f"up to {steps} steps that it committed after step {known} are thrown away"
+            self._event("diverged", f"{view.member} {why}: {thrown}", view.member.group)
 
     def _unheard(self, current: Quorum) -> bool:
         """Whether a quorum of an earlier life of the lighthouse never reached some member, as far as that one says."""

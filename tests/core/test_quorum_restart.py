@@ -200,3 +200,65 @@ def test_an_operator_may_declare_members_dead_that_the_lighthouse_has_not_heard_
     desk.trouble(0, 4)
     desk.lines(desk.lighthouse.evict(1, desk.now))
     assert "store 2.1 [0]" in [*desk.lines(desk.lighthouse.evict(2, desk.now)), *desk.wait(1.0)]
+
+
+def two_lineages(ours: int) -> tuple[Desk, list[str]]:
+    """Groups from ``ours`` on come from another lighthouse that served the same job, and got further."""
+    desk = Desk(3, epoch=9, last=LAST, ready=False)
+    found = []
+    for group in range(3):
+        id, step = (QuorumId(1, 4), 7) if group < ours else (QuorumId(5, 3), 12)
+        found += desk.connects(group, desk.report(group), Adopted(desk.member(group), id, step))
+    return desk, [*found, *desk.wait(5.0)]
+
+
+def test_when_two_lineages_meet_that_of_the_store_wins_and_the_other_heals() -> None:
+    desk, found = two_lineages(ours=2)
+    assert found[-4:] == ["store 9.1 [0 1]", "a0: urgent 9.1 [0 1]", "a1: urgent 9.1 [0 1]", "a2: urgent 9.1 [0 1]"]
+    told = [text for text in desk.events() if "another lineage of this job" in text]
+    assert told == [
+        "group 2 (incarnation 0) comes from another lineage of this job: up to 5 steps that it committed after step 7 "
+        "are thrown away"
+    ]
+    desk.ready(2, after=QuorumId(9, 1))
+    desk.adopts(0, 1, 7, epoch=9)
+    found = desk.adopts(1, 1, 7, epoch=9)
+    assert "a2: planned 9.2 [0 1 2]" in found, "it joins as one that has nothing"
+
+
+def test_of_two_lineages_that_which_is_all_that_is_left_goes_on() -> None:
+    desk, found = two_lineages(ours=0)
+    assert "store 9.1 [0 1 2]" in found and not desk.lighthouse.stopped
+    assert not [text for text in desk.events() if "thrown away" in text]
+
+
+def test_a_minority_of_this_lineage_waits_for_the_others_and_throws_nothing_away_alone() -> None:
+    desk = Desk(4, epoch=9, last=LAST, ready=False)
+    desk.connects(0, desk.report(0), Adopted(desk.member(0), QuorumId(1, 4), 7))
+    desk.connects(3, desk.report(3), Adopted(desk.member(3), QuorumId(5, 3), 12))
+    assert desk.wait(20.0) == []
+    assert "no majority" in desk.events()[-1]
+
+
+def test_what_one_that_was_evicted_has_done_since_is_counted() -> None:
+    desk = working(3, step=4)
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    assert "store 1.2 [0 1]" in desk.lines(desk.lighthouse.evict(2, desk.now))
+    found = desk.connects(2, desk.report(2), Adopted(Member(2, 0), QuorumId(1, 1), 5))
+    assert "a2: kill" in found
+    assert any("up to 1 steps that it committed after step 4 are thrown away" in text for text in desk.events())
+
+
+def test_a_group_that_has_moved_stays_where_it_is_whoever_leads_next() -> None:
+    """Its former agent was started again, and has begun it anew before it heard of that."""
+    members = (*MEMBERS[:2], Member(2, 1))
+    last = replace(LAST, members=members, lineage=lineage_after("", LAST.id, members))
+    desk = Desk(3, epoch=2, last=last, ready=False)
+    desk.connects(1, desk.report(1), Adopted(desk.member(1), QuorumId(1, 4), 7))
+    moved = replace(desk.report(2), member=Member(2, 1))
+    hello = Hello("a0", "host", JobSpec("job", 3), hosted=(2,))
+    mine = (desk.report(0), Adopted(Member(0, 0), QuorumId(1, 4), 7))
+    for report in (hello, *mine, moved, Adopted(Member(2, 1), QuorumId(1, 4), 7), Synced()):
+        desk.tell(0, report)
+    desk.incarnations[2] = 2
+    assert desk.connects(2, desk.report(2))[-2:] == ["a2: drain", "a2: desired"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import http.client
 import os
 import shutil
@@ -241,3 +242,56 @@ def test_an_authority_is_made_once_and_renews_only_its_own(tmp_path: Path) -> No
 def test_loopback(host: str, here: bool) -> None:
     assert is_loopback(host) == here
     assert not is_loopback("10.0.0.1") and not is_loopback("gpu-17")
+
+
+def test_certificates_that_have_expired_are_told_at_the_start(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Lighthouse(tmp_path / "db") as lighthouse:
+        monkeypatch.setattr(authority, "_SKEW", datetime.timedelta(days=3))
+        authority.renew(own, -1, tuple(Role))
+        with pytest.raises(UsageError, match=r"agent.pem is valid from .* and not now; planaria certs renew"):
+            open_channel(lighthouse.address)
+        with pytest.raises(UsageError, match=r"operator.pem is valid from"):
+            OperatorClient(lighthouse.address)
+    command = [
+        sys.executable,
+        "-m",
+        "planaria",
+        "lighthouse",
+        "--bind",
+        "127.0.0.1:0",
+        "--store",
+        str(tmp_path / "db2"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 2 and "lighthouse.pem is valid from" in done.stderr and done.stdout == ""
+    assert not (tmp_path / "db2").exists(), "before a store is made"
+
+
+async def test_an_agent_whose_certificate_expires_says_so_and_goes_on_when_it_is_renewed(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    told = asyncio.Event()
+
+    def note(kind: str, text: str) -> None:
+        notes.append(text)
+        if "is valid from" in text:
+            told.set()
+
+    hello = Hello("a", "host", JobSpec("train", 1))
+    link = Link(lambda: hello, lambda: (), lambda order: None, note, lambda why: None)
+    with Lighthouse(tmp_path / "db") as first, Lighthouse(tmp_path / "db3") as second:
+        running = asyncio.create_task(link.run(f"{first.address},{second.address}"))
+        await asyncio.wait_for(link.up.wait(), 60)
+        with monkeypatch.context() as late:
+            late.setattr(authority, "_SKEW", datetime.timedelta(days=3))
+            authority.renew(own, -1, (Role.AGENT,))
+        first.end(signal.SIGKILL)
+        await asyncio.wait_for(told.wait(), 60)
+        authority.renew(own, 1, (Role.AGENT,))
+        await asyncio.wait_for(link.up.wait(), 60)
+        assert link.address == second.address
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

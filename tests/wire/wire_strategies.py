@@ -93,7 +93,16 @@ pulses = st.builds(
     Pulse, members, phases, counts, quorum_ids, floats, floats, counts, st.lists(texts, max_size=3).map(tuple), links
 )
 reports: st.SearchStrategy[Report] = st.one_of(
-    st.builds(Hello, names, texts, specs, st.booleans(), *[st.lists(texts, max_size=3).map(tuple)] * 2),
+    st.builds(
+        Hello,
+        names,
+        texts,
+        specs,
+        st.booleans(),
+        *[st.lists(texts, max_size=3).map(tuple)] * 2,
+        st.lists(ranks, max_size=3).map(tuple),
+        st.integers(0, checks.MAX_NUMBER),
+    ),
     st.builds(Synced),
     st.builds(
         Heartbeat,
