@@ -112,7 +112,7 @@ class Standbys:
             return
         said = ""
         directory = directory_of(agent.assignment.directory, change.member)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             said = str(json.loads((directory / "error.json").read_text())["message"])
         if not standby.warm:
             self._failures += 1

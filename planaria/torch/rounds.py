@@ -66,7 +66,7 @@ class Note:
                 QuorumId(*named),
                 QuorumId(*run),
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError(f"a rank of this group sent a round that cannot be read: {error}") from None
 
 
