@@ -47,7 +47,11 @@ def parse() -> argparse.Namespace:
     p.add_argument("--every", type=int, default=40, help="of them between two exchanges of a parameter")
     p.add_argument("--batch", type=int, default=4, help="sequences in a step of a group")
     p.add_argument("--length", type=int, default=64, help="bytes in a sequence")
+    p.add_argument("--flavor", default="debug", help="model.flavor: debug (0.4 million parameters), 3M")
     p.add_argument("--lr", type=float, default=2e-3)
+    p.add_argument("--outer-lr", type=float, default=0.7)
+    p.add_argument("--outer-momentum", type=float, default=0.9)
+    p.add_argument("--mix", type=float, default=0.5, help="streaming: share of a group's own value")
     p.add_argument("--files", default="", help="text to train on; default: this package's own source")
     p.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="seconds between kills; 0: none")
     p.add_argument("--seed", type=int, default=0)
@@ -65,11 +69,15 @@ def train(args: argparse.Namespace, method: str, directory: Path) -> tuple[float
         "training.seq_len": args.length,
         "training.local_batch_size": args.batch,
         "training.seed": args.seed,
+        "model.flavor": args.flavor,
         "optimizer.lr": args.lr,
         "lr_scheduler.warmup_steps": args.steps // 10,
         "fault_tolerance.enable": "true",
         "fault_tolerance.group_size": args.groups,
         "semi_sync.sync_steps": args.every,
+        "semi_sync.outer_lr": args.outer_lr,
+        "semi_sync.outer_momentum": args.outer_momentum,
+        "semi_sync.fragment_update_alpha": args.mix,
         "validation.enable": "true",
         "validation.freq": args.steps,
         "validation.steps": 32,
@@ -104,10 +112,14 @@ def train(args: argparse.Namespace, method: str, directory: Path) -> tuple[float
 
 def main() -> None:
     args = parse()
-    numel = replace(SHAPES["debug"], vocab=-(-Bytes().size // 64) * 64).parameters
+    numel = replace(SHAPES[args.flavor], vocab=-(-Bytes().size // 64) * 64).parameters
     sent = numel * 4 * 2 * (args.groups - 1) / args.groups / 1e6  # reduce-scatter and all-gather
     print(report.header(report.environment()))
-    print(f"{args.groups} groups, {args.steps} steps of {args.batch} x {args.length} bytes each, H = {args.every}\n")
+    print(
+        f"{args.groups} groups, {numel / 1e6:.1f} M parameters, {args.steps} steps of {args.batch} x {args.length} "
+        f"bytes each, H = {args.every}, inner lr {args.lr:g}, outer {args.outer_lr:g} with momentum "
+        f"{args.outer_momentum:g}\n"
+    )
     print("| method | loss | beside data parallel | MB per step | kills | s |\n|---|---|---|---|---|---|")
     base = None
     for method in args.methods.split(","):

@@ -31,7 +31,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Model:
     name: Literal["llama3"] = key("llama3", "the architecture")
-    flavor: Literal["debug", "1B", "8B"] = key("debug", "its size")
+    flavor: Literal["debug", "3M", "1B", "8B"] = key("debug", "its size")
     tokenizer_path: str = key("", "a tokenizer.json of the `tokenizers` library; default: bytes")
 
 

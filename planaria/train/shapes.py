@@ -38,9 +38,11 @@ class Shape:
         return 6 * (self.parameters - looked_up) + 12 * self.layers * self.heads * self.head_dim * length
 
 
-# 1B and 8B are Llama 3.2 1B's and Llama 3 8B's (the models' params.json). debug is for tests and for CPUs.
+# 1B and 8B are Llama 3.2 1B's and Llama 3 8B's (the models' params.json). debug is for tests and for CPUs, 3M for
+# comparing methods on one machine.
 SHAPES = {
     "debug": Shape(dim=96, layers=4, heads=4, kv_heads=2, hidden=192, vocab=0, tied=False),
+    "3M": Shape(dim=256, layers=4, heads=8, kv_heads=4, hidden=640, vocab=0, tied=False),
     "1B": Shape(dim=2048, layers=16, heads=32, kv_heads=8, hidden=8192, vocab=128256, tied=True),
     "8B": Shape(dim=4096, layers=32, heads=32, kv_heads=8, hidden=14336, vocab=128256, tied=False),
 }

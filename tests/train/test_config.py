@@ -49,7 +49,7 @@ def test_the_file_and_the_command_line_over_it(write) -> None:
         (MOCK, ["--training.steps", "many"], "training.steps is 'many'; it must be a whole number"),
         (MOCK, ["--training.steps"], "training.steps is true; it must be a whole number"),
         (MOCK, ["--optimizer.beta1=1.5"], "optimizer.beta1 is '1.5'; it must be between 0 and 1"),
-        (MOCK, ["--model.flavor", "2B"], "model.flavor is '2B'; it must be one of debug, 1B, 8B"),
+        (MOCK, ["--model.flavor", "2B"], "model.flavor is '2B'; it must be one of debug, 3M, 1B, 8B"),
         (MOCK, ["--compile.enable", "maybe"], "compile.enable is 'maybe'; it must be true or false"),
         (MOCK, ["--steps", "3"], "'--steps' is not understood"),
         (MOCK, ["steps"], "'steps' is not understood"),

@@ -12,7 +12,9 @@ from planaria.train.model import Llama, initialise, loss_of
 from planaria.train.shapes import SHAPES, peak_of
 
 
-@pytest.mark.parametrize(("flavor", "parameters"), [("debug", 394_080), ("1B", 1_235_814_400), ("8B", 8_030_261_248)])
+@pytest.mark.parametrize(
+    ("flavor", "parameters"), [("debug", 394_080), ("3M", 2_918_656), ("1B", 1_235_814_400), ("8B", 8_030_261_248)]
+)
 def test_sizes(flavor: str, parameters: int) -> None:
     """1B and 8B have as many parameters as Meta's."""
     shape = SHAPES[flavor] if SHAPES[flavor].vocab else replace(SHAPES[flavor], vocab=320)
