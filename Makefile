@@ -1,11 +1,11 @@
-# make demo | test | test-titan | check | proto | loc | clean
+# make demo | test | test-titan | fuzz | soak | check | proto | loc | clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 # CPU wheels of torch: plain "torch" would take gigabytes of CUDA. Set TORCH= to keep what the environment has.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-titan check proto loc clean env
+.PHONY: demo test test-titan fuzz soak check proto loc clean env
 
 env: $(VENV)/.made
 
@@ -34,6 +34,16 @@ $(TITAN)/.made: pyproject.toml constraints.txt tests/titan/constraints.txt
 
 test-titan: $(TITAN)/.made
 	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest tests/titan
+
+# Other bytes each time; CI tries a few.
+EXAMPLES ?= 20000
+fuzz: env
+	PLANARIA_FUZZ=$(EXAMPLES) PLANARIA_FUZZ_START=$$(date +%s) $(BIN)/python -m pytest tests/fuzz --timeout 0
+
+# Two hours of trouble, as long as the machine is quiet; make soak MINUTES=10
+MINUTES ?= 120
+soak: env
+	OMP_NUM_THREADS=1 $(BIN)/python bench/soak.py --minutes $(MINUTES)
 
 check: env
 	$(BIN)/ruff check .

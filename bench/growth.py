@@ -20,6 +20,8 @@ SPANS = 12
 # Of spans that do not rise, so many are said to; some hundred tests are made of a long run.
 CHANCE = 1e-4
 WARM = 1 / 3  # of a process's samples
+# The allocators' arenas of a rank fill for longer than that: over fewer events a rise of memory is shown, and no more.
+MEMORY_EVENTS = 100
 # An event that costs less does not matter in a month with one a minute (43,200): 860 files, 860 MB.
 ALLOWED = {"files": 0.02, "sockets": 0.02, "threads": 0.02, "memory": 20.0, "shared": 0.02}  # memory in KiB
 
@@ -49,7 +51,8 @@ class Growth:
 
     @property
     def leaks(self) -> bool:
-        return self.chance < CHANCE and self.slope > ALLOWED[self.what]
+        enough = self.what != "memory" or self.events >= MEMORY_EVENTS
+        return enough and self.chance < CHANCE and self.slope > ALLOWED[self.what]
 
 
 def sample(pid: int, events: int) -> Sample | None:

@@ -111,7 +111,7 @@ class RankLife:
             return self.remains.error if self.remains is not None else {}
         try:
             content = json.loads((self.directory / "error.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 

@@ -157,7 +157,7 @@ class Standbys:
         directory = directory_of(agent.assignment.directory, change.member)
         error, log = (change.remains.error, change.remains.log) if change.remains else ({}, directory / "stderr.log")
         if change.remains is None:
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, TypeError, RecursionError):
                 error = dict(json.loads((directory / "error.json").read_text()))
         said = str(error.get("message") or "")
         # What is lost with its node, or has found none, is not the script's doing.

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +67,7 @@ class Life:
     processes: dict[int, Process]  # those that were found, by rank
     commits: list[Commit] = field(default_factory=list)
     over: bool = False  # rank 0 is dead, and its page has been read to the end
+    found_ns: int = 0  # when it was found, if its rank 0 is that of the life before: until then the page tells of that
 
     @property
     def page(self) -> ProgressPage:
@@ -118,7 +120,9 @@ class Watch:
             for path in _found(directory, "rg*/i*/progress"):
                 member = _member_of(path.parent)
                 if member is not None and member not in self.lives and (found := _open(path, agent)) is not None:
-                    self.lives[member] = Life(member, path.parent, found.page.read(), {0: found})
+                    pids = {life.page.pid for life in self.newest() if life.member.group == member.group}
+                    since = time.monotonic_ns() if found.pid in pids else 0
+                    self.lives[member] = Life(member, path.parent, found.page.read(), {0: found}, found_ns=since)
             for path in _found(directory, "rg*/i*/rank*/progress"):
                 member, rank = _member_of(path.parent.parent), int(path.parent.name.removeprefix("rank"))
                 life = self.lives.get(member) if member is not None else None
@@ -152,14 +156,18 @@ class Watch:
 
         A member counts when it runs, works under the newest quorum, and has itself committed the newest
         step or the one before (peers may be one commit apart for a moment). One that has just healed counts
-        from its first commit on: too late rather than too early, for whoever kills relies on it.
+        from its first commit on: too late rather than too early, for whoever kills relies on it. So does one of which
+        a single rank was replaced, whose page still shows what it was before.
         """
         top, quorum = self.step, self.quorum
         found = []
         for life in self.newest():
             view = life.view
             current = view.phase in WORKING and view.quorum == quorum
-            if current and life.commits and life.commits[-1].step >= top - 1 and life.alive and not life.stopped:
+            last = life.commits[-1] if life.commits else None
+            if not current or last is None or last.step < top - 1 or last.at_ns < life.found_ns:
+                continue
+            if life.alive and not life.stopped:
                 found.append(life)
         return found
 
@@ -212,7 +220,7 @@ def _event(line: bytes) -> Event | None:
     try:
         raw: dict[str, Any] = json.loads(line)
         return Event(float(raw["at"]), str(raw["kind"]), str(raw["text"]), int(raw.get("group", -1)))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None  # events are for people: a line that cannot be read is left out
 
 

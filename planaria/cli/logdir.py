@@ -80,7 +80,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} does not describe a run ({error})") from None
     if not isinstance(run, dict) or not {"job", "lighthouse"} <= run.keys():
         raise UsageError(f"{path} does not describe a run of planaria")

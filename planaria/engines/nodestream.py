@@ -108,7 +108,7 @@ class NodeStream:
             return None
         try:
             word = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(f"a message that is not JSON: {error}") from None
         if not isinstance(word, dict):
             raise ProtocolError("a message that is no JSON object")

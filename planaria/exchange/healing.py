@@ -20,7 +20,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from planaria.errors import CommunicatorError
+from planaria.errors import CommunicatorError, ProtocolError
 from planaria.exchange.communicator import HEALING_TAGS, Communicator, Transfer, as_bytes, as_tensor
 from planaria.exchange.device_healing import Receiving, Sending, room
 from planaria.exchange.waiting import Pending
@@ -36,6 +36,7 @@ ALIGNMENT = 64
 # A source's first message: bytes of the state, length of the description, digest of the description.
 HEADER = struct.Struct("<qqQ")
 CHECK = struct.Struct("<Q")
+ITEM = struct.Struct("<q?")  # at least so much describes one tensor
 
 HEADER_TAG, DESCRIPTION_TAG, BLOCK_TAGS = HEALING_TAGS, HEALING_TAGS + 1, HEALING_TAGS + 2
 
@@ -90,9 +91,17 @@ class _Contents:
 
     @staticmethod
     def unpack(packed: bytes) -> _Contents:
-        (count,) = struct.unpack_from("<q", packed)
-        layout = struct.Struct(f"<q{count}q{count}?")
-        _, *found = layout.unpack_from(packed)
+        """Raises ProtocolError for anything that ``pack`` did not make."""
+        try:
+            (count,) = struct.unpack_from("<q", packed)
+            if not 0 <= count <= len(packed) // ITEM.size:
+                raise ProtocolError(f"a state's description of {len(packed)} bytes speaks of {count} tensors")
+            layout = struct.Struct(f"<q{count}q{count}?")
+            _, *found = layout.unpack_from(packed)
+        except struct.error as error:
+            raise ProtocolError(f"a state's description is cut short ({error})") from None
+        if any(size < 0 for size in found[:count]):
+            raise ProtocolError("a state's description has a tensor of less than no bytes")
         return _Contents(tuple(found[:count]), tuple(found[count:]), packed[layout.size :])
 
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
@@ -19,7 +20,7 @@ from planaria.errors import UsageError
 from planaria.lighthouse.metrics import exposition
 from planaria.lighthouse.seat import Seat, who_leads
 from planaria.wire.channel import join_address, split_address
-from planaria.wire.credentials import Credentials, demand_for
+from planaria.wire.credentials import Credentials, demand_for, is_loopback
 
 MAX_HEAD = 8192  # bytes of request line and headers; browsers and Prometheus send a tenth of it
 MAX_CONNECTIONS = 64  # a page takes milliseconds, so this many at once is a flood
@@ -85,6 +86,9 @@ class StatusPages:
         method, path = words[0], words[1].split(b"?", 1)[0]
         if method not in (b"GET", b"HEAD"):
             return _reply(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET\n")
+        if self._credentials is None and not _asks_this_machine(head):
+            # A web page whose name is made to lead to this machine (DNS rebinding) would be told.
+            return _reply(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"the Host is not this machine\n")
         return _reply(*self._page(path), body_wanted=method == b"GET")
 
     def _page(self, path: bytes) -> tuple[HTTPStatus, str, bytes]:
@@ -104,6 +108,17 @@ class StatusPages:
                 return HTTPStatus.OK, "application/json", json.dumps(whole, allow_nan=False).encode()
             case _:
                 return HTTPStatus.NOT_FOUND, "text/plain", b"there are /status.json, /metrics, /healthz and /readyz\n"
+
+
+def _asks_this_machine(head: bytes) -> bool:
+    """Whether the Host, if there is one, is loopback; a browser always names the one that it shows."""
+    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    for name, _, value in lines:
+        if name.strip().lower() == b"host":
+            host = re.sub(r":\d+$", "", value.strip().decode("latin-1"))
+            if not is_loopback(host.removeprefix("[").removesuffix("]").lower()):
+                return False
+    return True
 
 
 def plain(value: object) -> Any:

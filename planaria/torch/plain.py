@@ -113,10 +113,19 @@ def _describe(value: Any) -> str:
 
 def unpack(packed: Any, tensors: Sequence[Tensor]) -> Any:
     """Inverse of :func:`pack`. Raises ProtocolError."""
+    try:
+        return _unpack(packed, tensors)
+    except RecursionError:
+        raise ProtocolError(
+            f"plain data of a peer is nested deeper than the {MAX_DEPTH} levels that are sent"
+        ) from None
+
+
+def _unpack(packed: Any, tensors: Sequence[Tensor]) -> Any:
     if packed is None or isinstance(packed, bool | int | float | str):
         return packed
     if isinstance(packed, list):
-        return [unpack(item, tensors) for item in packed]
+        return [_unpack(item, tensors) for item in packed]
     if not isinstance(packed, dict) or len(packed) != 1:
         raise ProtocolError("plain data of a peer has an object without exactly one tag")
     ((tag, body),) = packed.items()
@@ -125,7 +134,7 @@ def unpack(packed: Any, tensors: Sequence[Tensor]) -> Any:
     if tag in ("dict", "ordered", "counter"):
         return _unpack_dict(tag, body, tensors)
     if tag == "tuple":
-        return tuple(unpack(item, tensors) for item in _expect(body, list))
+        return tuple(_unpack(item, tensors) for item in _expect(body, list))
     try:
         return _SCALARS[tag](body)
     except (KeyError, TypeError, ValueError, AttributeError, struct.error, binascii.Error):
@@ -188,10 +197,10 @@ def _unpack_dict(tag: str, body: Any, tensors: Sequence[Tensor]) -> dict[Any, An
     for pair in _expect(body, list):
         if len(_expect(pair, list)) != 2:
             raise ProtocolError("plain data of a peer has a dictionary item that is no pair")
-        key = unpack(pair[0], tensors)
+        key = _unpack(pair[0], tensors)
         if type(key) not in (str, int, bool):
             raise ProtocolError(f"plain data of a peer has a dictionary key of type {type(key).__name__}")
-        result[key] = unpack(pair[1], tensors)
+        result[key] = _unpack(pair[1], tensors)
     return result
 
 

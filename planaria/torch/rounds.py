@@ -70,7 +70,7 @@ class Note:
                 alike,
                 frozenset(doubtful),
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError(f"a rank of this group sent a round that cannot be read: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""A secret of each role, for where TLS ends before the lighthouse (an ingress, a mesh): callers prove that they have one.
+"""A secret of each role, for where TLS ends before the lighthouse (an ingress, a mesh): callers prove they have one.
 
 Each line of the file is a role and 32 bytes in hexadecimal digits. A lighthouse needs all of them, others the lines of
 their own roles. The first line of a role is the one that is used, all are believed: so a file is replaced at the

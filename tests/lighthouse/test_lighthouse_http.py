@@ -44,7 +44,7 @@ async def send(server: Server, request: bytes) -> bytes:
 
 async def get(server: Server, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
     """(status, headers, body)."""
-    raw = await send(server, f"{method} {path} HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".encode())
+    raw = await send(server, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n".encode())
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *rest = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in rest)
@@ -146,6 +146,23 @@ async def test_metrics_follow_the_job(server: Server) -> None:
 async def test_other_requests_are_refused(server: Server, request_line: bytes, status: int) -> None:
     reply = await send(server, request_line + b"\r\n\r\n")
     assert reply.startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("evil.example:80", 421),
+        ("127.0.0.1.evil.example", 421),
+    ],
+)
+async def test_no_web_page_is_told(server: Server, host: str, status: int) -> None:
+    # Its name may lead to this machine; its browser still says the name.
+    reply = await send(server, f"GET /status.json HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert reply.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"Access-Control" not in reply  # nor may a page of another origin read it
 
 
 async def test_head_has_no_body(server: Server) -> None:
