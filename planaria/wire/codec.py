@@ -69,7 +69,7 @@ from planaria.wire.checks import (
 from planaria.wire.quorums import decode_quorum, encode_quorum
 
 # Raised whenever an old and a new release would misunderstand each other; checked in Hello and in Welcome.
-PROTOCOL = 4
+PROTOCOL = 5
 
 A = TypeVar("A")
 B = TypeVar("B")
