@@ -119,6 +119,8 @@ def health_table(given: str | None, dry_run: bool) -> HealthTable | None:
         table = HealthTable() if given is None else parse(tomllib.loads(Path(given).read_text()))
     except OSError as error:
         raise UsageError(f"--health {given}: cannot read it ({error.strerror})") from None
+    except RecursionError:
+        raise UsageError(f"--health {given}: it is nested too deep to be a table of rules") from None
     except ValueError as error:  # no TOML, no text, or no table
         raise UsageError(f"--health {given}: {error}") from None
     return replace(table, dry_run=table.dry_run or dry_run)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,7 @@ from planaria.agent.sitecommand import _read as read_site_command
 from planaria.chaos.schedule import parse_kinds, parse_seconds
 from planaria.chaos.watch import _event
 from planaria.cli.logdir import read_run
-from planaria.cli.options import policy_named
-from planaria.core.healthtable import parse as parse_health
+from planaria.cli.options import health_table, policy_named
 from planaria.core.messages import (
     Adopted,
     Died,
@@ -178,10 +176,6 @@ _TOKEN = Token(make(_DIRECTORY / "token", ROLES))
 _GUARD = Guard(_TOKEN)
 
 
-def _health(data: bytes) -> object:
-    return parse_health(tomllib.loads(data.decode()))
-
-
 def _checkpoint(data: bytes) -> object:
     directory = _DIRECTORY / "step1"
     directory.mkdir(exist_ok=True)
@@ -285,9 +279,9 @@ DECODERS = [
     ),
     Decoder(
         "health table",
-        _health,
+        _file(lambda path: health_table(str(path), False)),
         [b'every = 2\nshare = 0.5\n[command]\nrun = "true"\n[rules.a]\nsignal = "xid"\nabove = 1\naction = "report"\n'],
-        (ValueError,),
+        _USAGE,
     ),
     Decoder(
         "status page",
