@@ -19,7 +19,6 @@ from pathlib import Path
 
 from planaria.chaos.session import Script, end, run_command, spawn
 from planaria.errors import PlanariaError, UsageError
-from planaria.wire import authority
 from planaria.wire.credentials import ENVIRONMENT
 
 PREFIX = "planaria-chaos-"
@@ -175,6 +174,8 @@ class NamespacedRun:
         """What is not on one machine needs credentials, were it namespaces only."""
         where = self._directory / "credentials"
         if not where.exists():
+            from planaria.wire import authority  # needs a library that nothing else in a run does
+
             authority.init(where, days=1)
         self._environ = {**os.environ, ENVIRONMENT: str(where)}
 
