@@ -32,12 +32,12 @@ GROUP, OTHER = Member(1, 0), Member(0, 0)
 class Bench:
     """An agent of two groups of two ranks, which are at work as far as it knows, with a standby. No process runs."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, assignment: Assignment | None = None) -> None:
         def make_engine(path: Path) -> LocalEngine:
             launch = Launch("job", 2, "script", (), directory, path, nproc=2, environ=plain_environ())
             return LocalEngine(launch, standbys=1)
 
-        assignment = Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2)
+        assignment = assignment or Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2)
         self.events = EventLog(directory / "events.jsonl")
         self.agent = Agent(assignment, make_engine, self.events)
         self.told: list[Report] = []
