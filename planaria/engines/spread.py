@@ -44,7 +44,8 @@ from planaria.wire.codec import PROTOCOL, encode_order
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all nodes of a group must have been told alike."""
+    """What all nodes of a group must have been told alike. A rank to which something else was said would not do what the
+    others of its group do, and a standby's first such moment is the one in which it is needed."""
 
     nnodes: int
     nproc: int
@@ -52,6 +53,16 @@ class Terms:
     first_group: int
     local_groups: int
     buddy: int = 0  # steps between copies in another rank's memory
+    shards: int | None = None
+    policy: str = ""
+    reduction: str = ""
+    exact: str | None = None
+    check_state: int | None = None
+    recheck: float | None = None
+    checkpoint: str | None = None  # the directory: the ranks of a group write one checkpoint
+    checkpoint_every: int | None = None
+    checkpoint_keep: int | None = None
+    replay: str | None = None
     protocol: int = PROTOCOL
 
 
