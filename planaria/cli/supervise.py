@@ -215,10 +215,10 @@ def terms_of(options: RunOptions) -> Terms:
         exact=options.exact,
         check_state=options.check_state,
         recheck=options.recheck,
-        checkpoint=options.checkpoint and str(options.checkpoint),
+        checkpoint=str(options.checkpoint) if options.checkpoint is not None else None,
         checkpoint_every=options.checkpoint_every,
         checkpoint_keep=options.checkpoint_keep,
-        replay=options.replay and str(options.replay),
+        replay=str(options.replay) if options.replay is not None else None,
     )
 
 
