@@ -213,13 +213,14 @@ _MANIFEST = {
     "tensors": {"model.w": ["float32", [2, 4], [[[0, 0], [2, 4], "rank0.safetensors", 8, "c"]]]},
 }
 _MEMBERSHIP = {
-    "version": 1,
-    "method": "diloco",
-    "shards": 2,
-    "seed": 0,
+    "version": 2,
+    "identity": {"sync": "diloco", "shards": "2", "seed": "0"},
+    "origin": "o",
+    "first": "f",
+    "final": "",
     "quorum": [1, 2],
     "syncs": 3,
-    "changes": [[0, [0, 1], [], []], [2, [0], [], [1]]],
+    "changes": [[0, [0, 1], [], [], []], [2, [0], [], [1], [[0, 2]]]],
 }
 _RECORD = ShardRecord(1, pack_presence([True, False]), (0.5,), 3)
 _STATE = plain.dump(
