@@ -44,7 +44,7 @@ from planaria.engines.nodestream import HEADER_BYTES, NodeStream
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 from planaria.exchange.healing import _Contents
 from planaria.lighthouse.http import StatusPages
-from planaria.lighthouse.jobs import Jobs
+from planaria.lighthouse.seat import Seat
 from planaria.lighthouse.store import Store
 from planaria.torch import plain
 from planaria.torch.checkpoint_files import MANIFEST, Checkpoint
@@ -173,7 +173,7 @@ def _pages(data: bytes) -> object:
     return _PAGES._answer(data)
 
 
-_PAGES = StatusPages(Jobs(Store.open(_DIRECTORY / "store.db")), None)
+_PAGES = StatusPages(Seat(Store.open(_DIRECTORY / "store.db")), None)
 _TOKEN = Token(make(_DIRECTORY / "token", ROLES))
 _GUARD = Guard(_TOKEN)
 
