@@ -115,7 +115,7 @@ class Agent:
             self.lives.ranks_here,
             lambda member, order: self.engine.relay(member, order),
             lambda member: self.engine.look(member),
-            lambda member: self.standbys.present(member),
+            lambda present: self.standbys.present(present.member, present.fingerprint),
         )
         self.engine = make_engine(self.hub.path)
         self.orders = Orders(self)
@@ -269,7 +269,7 @@ class Agent:
                 if (life := self.lives.of(change.member)) is not None:
                     life.ranks[change.rank].told = change.sample
             case Warm():
-                self.standbys.present(Member(STANDBYS, change.standby))
+                self.standbys.present(Member(STANDBYS, change.standby), change.fingerprint)
             case Nodes():
                 self.beat_soon()  # an operator may want to speak of it
             case Felt():

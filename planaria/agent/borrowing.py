@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planaria.agent.proc import describe, has_ended, kill_group
@@ -46,14 +46,14 @@ class _Wait:
     life: Life
     lost: RankLife
     until: float
-    asking: asyncio.Task[str] | None = None  # the result: why there will be no node; empty if one was promised
+    asking: asyncio.Task[str]  # the result: why there will be no node; empty if one was promised
 
 
 @dataclass(slots=True)
 class _Loan:
     group: int
     rank: int
-    calls: list[asyncio.Task[str]] = field(default_factory=list)
+    asking: asyncio.Task[str] | None = None
 
 
 class Borrowing:
@@ -86,12 +86,12 @@ class Borrowing:
             n for n in range(self._lender.first_node, len(busy) + self._lender.first_node + 1) if n not in busy
         )
         self.returned.discard(number)
-        self._loans[number] = _Loan(life.member.group, lost.rank)
+        loan = self._loans[number] = _Loan(life.member.group, lost.rank)
         who = f"rank {lost.rank} of group {life.member.group}"
         text = f"a node is asked for, as node {number}: {who} is lost, and neither its own nor a standby is left"
         self._agent.events.add("borrow", text, life.member.group, {"node": number, "rank": lost.rank})
-        asking = asyncio.get_running_loop().create_task(self._call("ask", number, self._loans[number]))
-        self._waits.append(_Wait(life, lost, time.monotonic() + self._limit, asking))
+        loan.asking = asyncio.get_running_loop().create_task(self._call("ask", number, loan))
+        self._waits.append(_Wait(life, lost, time.monotonic() + self._limit, loan.asking))
         return True
 
     def tick(self, now: float) -> None:
@@ -105,7 +105,7 @@ class Borrowing:
                 self._waits.remove(wait)
                 continue
             why = "" if outlives(agent, life, lost) else "its group cannot go on"
-            if not why and wait.asking is not None and wait.asking.done():
+            if not why and wait.asking.done():
                 why = wait.asking.result()
             if not why and now > wait.until:
                 why = f"no standby came within {self._limit:g} s (--spare-wait)"
@@ -127,20 +127,23 @@ class Borrowing:
         loan = self._loans.pop(number)
         self.returned.add(number)
         self._agent.events.add("borrow", f"node {number} may be given back: no rank is there", data={"node": number})
-        task = asyncio.get_running_loop().create_task(self._call("return", number, loan))
+        task = asyncio.get_running_loop().create_task(self._return(number, loan))
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)
 
     async def close(self) -> None:
         """Give everything back, as far as the command does it within its limit. No process of it is left."""
-        asking = [wait.asking for wait in self._waits if wait.asking is not None]
         self._waits.clear()
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
         for number in list(self._loans):
             self._give_back(number)
         await asyncio.gather(*self._returning, return_exceptions=True)
+
+    async def _return(self, number: int, loan: _Loan) -> str:
+        # One that still asks, for nobody, would get the node after it was given back.
+        if loan.asking is not None:
+            loan.asking.cancel()
+            await asyncio.wait({loan.asking})
+        return await self._call("return", number, loan)
 
     async def _call(self, verb: str, number: int, loan: _Loan) -> str:
         """Run the command with ``verb`` as its last word. Why it did not do what it should; empty if it did."""

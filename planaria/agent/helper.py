@@ -78,7 +78,9 @@ class NodeHelper:
             lambda reason: events.add("refused", reason),
             lambda member: [rank for other, rank in self._ranks if other == member],
             on_hangup=self._look,
-            on_standby=lambda member: self._say({"warm": member.incarnation}),
+            on_standby=lambda present: self._say(
+                {"warm": present.member.incarnation, "fingerprint": [list(entry) for entry in present.fingerprint]}
+            ),
         )
         self._stream: NodeStream | None = None
         self._gone = asyncio.Event()  # no rank is left

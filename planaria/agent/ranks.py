@@ -57,7 +57,7 @@ class RankHub:
         ranks: Callable[[Member], Collection[int]] = lambda member: (0,),
         relay: Callable[[Member, Order], None] = lambda member, order: None,
         on_hangup: Callable[[Member], None] = lambda member: None,
-        on_standby: Callable[[Member], None] = lambda member: None,
+        on_standby: Callable[[Present], None] = lambda present: None,
     ) -> None:
         """``ranks``: of a member, those that connect here; ``relay`` passes orders on to the others; ``on_standby``
         hears of a standby that is warm."""
@@ -200,7 +200,7 @@ class RankHub:
             if not isinstance(report, Present):  # one that takes the place of a lost rank speaks later
                 self._take(member, rank, report)
             elif member.group == STANDBYS:
-                self._on_standby(member)
+                self._on_standby(report)
         return True
 
     def _take(self, member: Member, rank: int, report: Report) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from planaria.core.fingerprint import unfit
 from planaria.core.liveness import STARTING, Silences
 from planaria.core.messages import STANDBYS, Cast, Member
 from planaria.engines.base import Ended, Started
@@ -55,6 +56,7 @@ class Standbys:
         self._due = 0.0  # no earlier one is started
         self._tries = Silences(STARTING)  # how long it takes to get warm
         self.given_up = False  # the script cannot have any
+        self._unfit: dict[int, str] = {}  # nodes whose standbys cannot be ranks of the groups here, by their names then
 
     def warm_for(self, rank: int, node: int | None = None) -> int:
         """How many could take the place of a rank of this number, on that node or any."""
@@ -73,7 +75,10 @@ class Standbys:
             or not all(x.settled for x in lives)
         ):
             return
+        nodes = agent.engine.nodes()
         wanted = {node: n for node, n in agent.engine.standbys().items() if node not in agent.borrowing.returned}
+        # One that comes again may have become another; node 0 does not.
+        wanted = {node: n for node, n in wanted.items() if self._unfit.get(node) != nodes.get(node, "")}
         for rank, node in agent.moves.waiting():
             if not any(count and (rank != 0 or at == 0) and node in (None, at) for at, count in wanted.items()):
                 wanted[node or 0] = 1
@@ -134,8 +139,8 @@ class Standbys:
             facts = {"pid": change.pid, "rank": standby.rank, "node": standby.node}
             self._agent.events.add("standby", f"{standby.member} runs as pid {change.pid}", data=facts)
 
-    def present(self, member: Member) -> None:
-        if (standby := self._living.get(member.incarnation)) is not None:
+    def present(self, member: Member, fingerprint: tuple[tuple[str, str], ...] = ()) -> None:
+        if (standby := self._living.get(member.incarnation)) is not None and not self._refused(standby, fingerprint):
             standby.warm, self._failures = True, 0
             self._tries.ended(time.monotonic() - standby.began)
             self._agent.beat_soon()  # others may want to move here
@@ -144,6 +149,21 @@ class Standbys:
             facts = {"pid": standby.pid, "rank": standby.rank, "node": standby.node}
             self._agent.events.add("standby", text, data=facts)
             self._agent.wake()
+
+    def _refused(self, standby: Standby, fingerprint: tuple[tuple[str, str], ...]) -> bool:
+        """Whether it is unlike the ranks at work, which would cost the group that takes it in all of its ranks."""
+        agent = self._agent
+        at_work = [ready for life in agent.lives.alive() if (ready := agent.told.ready(life.member)) is not None]
+        if standby.ended_for or not at_work or not (why := unfit(fingerprint, at_work[0])):
+            return False
+        where = f"node {standby.node}" if standby.node else "this node"
+        standby.ended_for = f"it differs from group {at_work[0].member.group} in {why}"
+        text = f"{standby.member} cannot be a rank: {standby.ended_for}; no standbys are prepared on {where}"
+        agent.events.add("unprepared", text, data={"node": standby.node})
+        self._unfit[standby.node] = agent.engine.nodes().get(standby.node, "")
+        agent.moves.give_up(f"a process on {where} {standby.ended_for.removeprefix('it ')}", standby.node)
+        agent.engine.delete(STANDBYS, standby.number, signal.SIGKILL)
+        return True
 
     def ended(self, change: Ended) -> None:
         agent, standby = self._agent, self._living.pop(change.member.incarnation, None)

@@ -204,7 +204,22 @@ def launch_of(options: RunOptions, job: str, host: str, path: Path) -> Launch:
 
 def terms_of(options: RunOptions) -> Terms:
     groups = options.groups, options.first_group, options.local_groups
-    return Terms(options.nnodes, options.nproc_per_group, *groups, buddy=options.buddy or 0)
+    return Terms(
+        options.nnodes,
+        options.nproc_per_group,
+        *groups,
+        buddy=options.buddy or 0,
+        shards=options.shards,
+        policy=options.policy.value,
+        reduction=options.reduction,
+        exact=options.exact,
+        check_state=options.check_state,
+        recheck=options.recheck,
+        checkpoint=str(options.checkpoint) if options.checkpoint is not None else None,
+        checkpoint_every=options.checkpoint_every,
+        checkpoint_keep=options.checkpoint_keep,
+        replay=str(options.replay) if options.replay is not None else None,
+    )
 
 
 def _engine(options: RunOptions, path: Path, events: EventLog) -> Engine:

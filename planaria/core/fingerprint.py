@@ -8,6 +8,8 @@ from planaria.core.messages import Ready
 
 # Begins the keys of entries in which members may differ: their bits do then, and that is all that was promised.
 SOFT = "~"
+# Begins the values of entries in which the ranks of a group differ.
+BY_RANK = "by rank "
 
 
 def misfit(report: Ready, at_work: Iterable[Ready]) -> str:
@@ -17,6 +19,17 @@ def misfit(report: Ready, at_work: Iterable[Ready]) -> str:
         keys = differing(other, report)
         return f"{report.member} differs from group {other.member.group} in {keys}" if keys else ""
     return ""
+
+
+def unfit(fingerprint: tuple[tuple[str, str], ...], at_work: Ready) -> str:
+    """Why a single process could not be a rank of that group: names and both values. Empty if it can, or nothing is
+    known of it, or that cannot be told because the ranks of the group differ in it."""
+    there, here = dict(at_work.fingerprint), dict(fingerprint)
+    if not here:
+        return ""
+    keys = [k for k in sorted(there.keys() | here.keys()) if there.get(k) != here.get(k) and not k.startswith(SOFT)]
+    keys = [k for k in keys if not there.get(k, "").startswith(BY_RANK)]
+    return ", ".join(f"{key} ({there.get(key, 'absent')} there, {here.get(key, 'absent')} here)" for key in keys)
 
 
 def odd_ones(reports: Sequence[Ready], heals: int = 0) -> list[tuple[Ready, str]]:

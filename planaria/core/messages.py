@@ -99,10 +99,11 @@ class Phase(Enum):
 class Present:
     """How a rank k >= 1 of a group opens its connection to the agent, and all that it ever says: rank 0 speaks for the
     group. From then on it hears every order about its member, those from before it came included. A standby says it
-    when it is warm."""
+    when it is warm, with what the bits of a rank in its place would depend on."""
 
     member: Member
     rank: int
+    fingerprint: tuple[tuple[str, str], ...] = ()  # as that of Ready
 
 
 # --- a member (or the agent for it) -> lighthouse -------------------------------------------------------------

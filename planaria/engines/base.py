@@ -71,9 +71,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """A standby on another node has tried what it is to try."""
+    """A standby on another node has tried what it is to try. ``fingerprint``: see ``Present``."""
 
     standby: int
+    fingerprint: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ from planaria.wire.codec import PROTOCOL, encode_order
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all nodes of a group must have been told alike."""
+    """What all nodes of a group must have been told alike. A rank that was told something else would not do what the
+    others of its group do, and a standby would be found out only when it is needed."""
 
     nnodes: int
     nproc: int
@@ -52,6 +53,16 @@ class Terms:
     first_group: int
     local_groups: int
     buddy: int = 0  # steps between copies in another rank's memory
+    shards: int | None = None
+    policy: str = ""
+    reduction: str = ""
+    exact: str | None = None
+    check_state: int | None = None
+    recheck: float | None = None
+    checkpoint: str | None = None  # the directory: the ranks of a group write one checkpoint
+    checkpoint_every: int | None = None
+    checkpoint_keep: int | None = None
+    replay: str | None = None
     protocol: int = PROTOCOL
 
 
@@ -340,9 +351,9 @@ class SpreadEngine:
                 if node.alive.pop((member, rank), None) is not None:
                     remains = Remains(dict(word["error"]), Path(f"{node.name}:{word['log']}"))
                     self._tell(Ended(member, None if code is None else int(code), cause, rank, remains))
-            case {"warm": int(standby)}:
+            case {"warm": int(standby), "fingerprint": list(entries)}:
                 if standby in _standbys_of(node):
-                    self._tell(Warm(standby))
+                    self._tell(Warm(standby, tuple((str(key), str(value)) for key, value in entries)))
             case {"pages": list(pages)}:
                 for group, incarnation, rank, *sample in pages:
                     if (Member(group, incarnation), rank) in node.alive:

@@ -16,7 +16,7 @@ import numpy
 import torch
 import xxhash
 
-from planaria.core.fingerprint import SOFT
+from planaria.core.fingerprint import BY_RANK, SOFT
 from planaria.errors import UsageError
 from planaria.torch.exactness import BITS
 from planaria.torch.settings import Settings
@@ -72,7 +72,7 @@ def of_group(mine: tuple[tuple[str, str], ...], gather: Callable[[bytes], list[b
         alike = len(set(values)) == 1
         if not alike and key in _JOB - {"model"}:  # the stages of a pipeline have different parts of it
             raise UsageError(f"the ranks of a group differ in {key} ({', '.join(values)}); it must be the same on all")
-        entries[key] = values[0] if alike else "by rank " + xxhash.xxh3_64_hexdigest(json.dumps(values).encode())
+        entries[key] = values[0] if alike else BY_RANK + xxhash.xxh3_64_hexdigest(json.dumps(values).encode())
     return tuple(sorted(entries.items()))
 
 

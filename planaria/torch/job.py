@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -182,7 +182,7 @@ class Job:
         self._protected[NAME] = part
         self._overlap, self._allow_unused = overlap, allow_unused
         if self.settings.standby is not None:  # it cannot try a body that it does not drive
-            self._wait_in_the_wings()
+            self._wait_in_the_wings(self._state()[0], steps)
             part.where = self.settings.where
         loop = OwnLoop(self._start(steps), part)
         loop.begin()
@@ -225,8 +225,7 @@ class Job:
         made again. Waits until the job has a quorum; a group that joins late, or comes back, starts at the step where
         the others are, with their state."""
         if self.settings.standby is not None:
-            yield from self._try_a_step(total)
-            self._wait_in_the_wings()
+            self._wait_in_the_wings((yield from self._try_a_step(total)), total)
         worker = self._start(total)
         ended = False
         try:
@@ -247,7 +246,7 @@ class Job:
             if not ended:
                 worker.session.close()
 
-    def _try_a_step(self, total: int) -> Iterator[Step]:
+    def _try_a_step(self, total: int) -> Generator[Step, None, ProtectedState]:
         """What makes a standby warm."""
         self._check(total)
         state, _ = self._state()
@@ -257,10 +256,12 @@ class Job:
         except GeneratorExit:
             rehearsal.abandon(sys._getframe(1))
         rehearsal.end()
+        return state
 
-    def _wait_in_the_wings(self) -> None:
+    def _wait_in_the_wings(self, state: ProtectedState, total: int) -> None:
         """A standby's time until it is a rank of a group."""
-        self.settings = take(await_part(self.settings), self.settings, self._world)
+        prints = self._fingerprint(state, total) if state.sync is None else ()
+        self.settings = take(await_part(self.settings, prints), self.settings, self._world)
         self._page = self._new_page()
 
     def _check(self, total: int) -> None:
@@ -280,6 +281,14 @@ class Job:
         if not any(parameter.requires_grad for parameter in self._parameters):
             raise UsageError("the protected modules have no parameters that need gradients: nothing to train")
         return state, facts
+
+    def _fingerprint(self, state: ProtectedState, total: int) -> tuple[tuple[str, str], ...]:
+        more = {"layout": self._world.layout, "steps": str(total)}
+        if self.settings.check_state or self.settings.recheck:
+            more["checks"] = f"{self.settings.check_state} {self.settings.recheck}"
+        if state.sync is not None:
+            more["sync"] = state.sync.method
+        return fingerprint(state, self.settings, self.exact, **more)
 
     def _new_page(self) -> ProgressPage | None:
         if self.settings.directory is None:
@@ -305,17 +314,13 @@ class Job:
                     f"planaria: job {self.settings.job}: the replay ends where its record does, after "
                     f"sync {total - 1}\n"
                 )
-        more = {"layout": self._world.layout, "steps": str(total)}
-        if self.settings.check_state or self.settings.recheck:
-            more["checks"] = f"{self.settings.check_state} {self.settings.recheck}"
         if state.sync is None:
             session = Session(self.settings, self._world, self._page, state)
             worker: Worker = Worker(session, state, facts, self._overlap, self._allow_unused)
         else:
             session = Session(self.settings, self._world, self._page, state)
             worker = LowCommWorker(session, state, facts, state.sync, script)
-            more["sync"] = state.sync.method
-        own = fingerprint(state, self.settings, self.exact, **more)
+        own = self._fingerprint(state, total)
         if self._schedule is not None:
             beat = self._page.beat if self._page is not None else lambda: None
             worker.checkpoints = Checkpoints(

@@ -120,8 +120,9 @@ class Rehearsal:
             )
 
 
-def await_part(settings: Settings) -> Cast:
-    """Wait until the agent has a part for this standby. Nothing but that, or the end of the process, ends it."""
+def await_part(settings: Settings, prints: tuple[tuple[str, str], ...]) -> Cast:
+    """Wait until the agent has a part for this standby. Nothing but that, or the end of the process, ends it.
+    ``prints``: its fingerprint, by which the agent sees whether it can have a part at all."""
     assert settings.socket is not None
     bell, heard = Bell(), list[Cast]()
 
@@ -131,7 +132,7 @@ def await_part(settings: Settings) -> Cast:
             bell.ring()
 
     control = Control(settings.socket, None, on_order, settings.where)
-    control.send(Present(settings.born, 0))
+    control.send(Present(settings.born, 0, prints))
     bell.wait(lambda: bool(heard), lambda: False)
     control.close()
     return heard[0]

@@ -147,8 +147,11 @@ def _report_out(report: Report) -> pb.Report:
             checks.length(len(nodes), checks.MAX_MEMBERS, "nodes in a heartbeat")
             helping = [pb.HelpingNode(number=checks.rank(n), name=checks.name(name, "a node")) for n, name in nodes]
             return pb.Report(heartbeat=pb.Heartbeat(pulses=shown, warm=checks.rank(warm), nodes=helping))
-        case Present(member, rank):
-            return pb.Report(present=pb.Present(member=encode_member(member), rank=checks.rank(rank)))
+        case Present(member, rank, prints):
+            facts = encode_facts(prints, "a fingerprint")
+            return pb.Report(
+                present=pb.Present(member=encode_member(member), rank=checks.rank(rank), fingerprint=facts)
+            )
         case Ready():
             return pb.Report(ready=_ready_out(report))
         case Adopted(member, quorum, step):
@@ -208,7 +211,9 @@ def _report_in(message: pb.Report) -> Report:
             nodes = tuple((checks.rank(node.number), checks.name(node.name, "a node")) for node in helping)
             return Heartbeat(tuple(_pulse_in(each) for each in pulses), checks.rank(message.heartbeat.warm), nodes)
         case "present":
-            return Present(decode_member(message.present.member), checks.rank(message.present.rank))
+            present = message.present
+            prints = decode_facts(present.fingerprint, "a fingerprint")
+            return Present(decode_member(present.member), checks.rank(present.rank), prints)
         case "ready":
             return _ready_in(message.ready)
         case "adopted":

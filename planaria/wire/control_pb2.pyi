@@ -221,12 +221,14 @@ class Fact(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Present(_message.Message):
-    __slots__ = ("member", "rank")
+    __slots__ = ("member", "rank", "fingerprint")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     member: Member
     rank: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ...) -> None: ...
+    fingerprint: _containers.RepeatedCompositeFieldContainer[Fact]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked", "keeps", "kept", "lenient")

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from planaria.agent.borrowing import _run
+from planaria.agent.agent import Assignment
+from planaria.agent.borrowing import Lender, _run
 from planaria.cli.options import words_of
+from planaria.core.messages import JobSpec, Member, Policy
+from planaria.core.plan import GroupState, PlanSpec
 from planaria.errors import UsageError
 
 from .conftest import running
+from .test_moves import Bench
 
 LIMIT = 60.0  # so it is never in the way of a machine that is slow
 
@@ -52,6 +56,33 @@ async def test_nobody_waits_for_it_when_the_job_ends(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not running(int(said))
+
+
+async def test_one_that_still_asks_for_nobody_is_ended_before_the_node_is_given_back(tmp_path: Path) -> None:
+    """The group that waited is gone. What the command had was lost sight of: it went on after the job, and could have
+    the node after that was given back."""
+    script = f'echo "$1 $$" >> {tmp_path}/calls; [ "$1" = return ] || exec sleep 1000'
+    spec = JobSpec("job", 2, ranks=2, policy=Policy.SPARE, spare_wait=LIMIT)
+    lender = Lender(("sh", "-c", script, "borrow"), "127.0.0.1:1", 1)
+    bench = Bench(tmp_path, Assignment(spec, PlanSpec(2), tmp_path, ranks=2, lender=lender))
+    agent, life = bench.agent, bench.life(Member(1, 0))
+    agent.standbys._living.clear()
+    agent.closing.closed = frozenset({""})  # nothing can be started here
+
+    def calls() -> list[list[str]]:
+        return [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+
+    assert agent.borrowing.wait(life, life.ranks[1])
+    while not (tmp_path / "calls").exists() or not calls():
+        await asyncio.sleep(0.01)
+    asked = int(calls()[0][1])
+    life.state = GroupState.DEAD
+    agent.borrowing.tick(time.monotonic())
+    await agent.borrowing.close()
+    assert [verb for verb, _ in calls()] == ["ask", "return"]
+    assert not running(asked)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    bench.events.close()
 
 
 @pytest.mark.parametrize("command", ["", "no-such-program --ask", "sh 'open"])

@@ -32,12 +32,12 @@ GROUP, OTHER = Member(1, 0), Member(0, 0)
 class Bench:
     """An agent of two groups of two ranks, which are at work as far as it knows, with a standby. No process runs."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, assignment: Assignment | None = None) -> None:
         def make_engine(path: Path) -> LocalEngine:
             launch = Launch("job", 2, "script", (), directory, path, nproc=2, environ=plain_environ())
             return LocalEngine(launch, standbys=1)
 
-        assignment = Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2)
+        assignment = assignment or Assignment(JobSpec("job", 2, ranks=2), PlanSpec(2), directory, ranks=2)
         self.events = EventLog(directory / "events.jsonl")
         self.agent = Agent(assignment, make_engine, self.events)
         self.told: list[Report] = []
@@ -213,3 +213,29 @@ def test_files_of_living_ranks_are_found_after_any_number_of_losses(tmp_path: Pa
     (newest / "rank1" / "stdout.log").write_text("here")
     assert (directory_of(tmp_path, GROUP, 1) / "stdout.log").read_text() == "here"
     assert (newest / "progress").exists() and not (newest / "metrics.jsonl").exists()
+
+
+def test_a_standby_unlike_the_ranks_at_work_takes_no_place(bench: Bench) -> None:
+    """Its group would be refused with it: what is told by it alone costs that alone."""
+    life = bench.life(GROUP)
+    bench.agent.told.record(Ready(OTHER, "a:1", (("threads", "1"),), "", 4, 9))
+    standby = bench.agent.standbys._living[0] = Standby(0, 1)
+    bench.asks(1)
+    bench.agent.standbys.present(standby.member, (("threads", "2"),))
+    assert not standby.warm and life.moving is None and not bench.agent.moves.waiting()
+    assert (
+        "stays where it is: a process on this node differs from group 0 in threads (1 there, 2 here)"
+        in (bench.words()[-1])
+    )
+    bench.agent.standbys.ended(Ended(standby.member, -9, "killed by SIGKILL"))
+    bench.agent.standbys.tick(time.monotonic())
+    assert not bench.agent.standbys._living, "nor would another"
+
+
+def test_a_standby_like_the_ranks_at_work_does(bench: Bench) -> None:
+    life = bench.life(GROUP)
+    bench.agent.told.record(Ready(OTHER, "a:1", (("threads", "1"),), "", 4, 9))
+    standby = bench.agent.standbys._living[0] = Standby(0, 1)
+    bench.agent.standbys.present(standby.member, (("threads", "1"),))
+    bench.asks(1)
+    assert standby.warm and life.moving is life.ranks[1]

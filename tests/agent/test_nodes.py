@@ -146,12 +146,17 @@ def test_a_helper_that_is_killed(start_run: StartRun, address: str) -> None:
 
 
 def test_who_does_not_fit_is_refused(start_run: StartRun, address: str) -> None:
-    words = ("--groups", "1", "--nnodes", "2", "--group-addr", address)
+    plain = ("--groups", "1", "--nnodes", "2", "--group-addr", address)
+    words = (*plain, "--check-state", "3")
     script = (SPEAKER, "100000", "0.05")
     zero = start_run(*words, *script)
     odd = start_run(*words, "--nproc-per-group", "2", "--node-rank", "1", *script)
     assert odd.wait() == 2
     assert "node 1 was started with another nproc than node 0: 2, not 1" in odd.err.read_text()
+    # Else its ranks would end the job, and a standby of it in the moment in which it is needed.
+    forgets = start_run(*plain, "--node-rank", "1", *script)
+    assert forgets.wait() == 2
+    assert "node 1 was started with another check_state than node 0: None, not 3" in forgets.err.read_text()
     one = start_run(*words, "--node-rank", "1", *script)
     zero.until(lambda: zero.step_of(0) >= 1)
     twin = start_run(*words, "--node-rank", "1", *script)

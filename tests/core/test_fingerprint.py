@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planaria.core.fingerprint import differing, drift, misfit, odd_ones
+from planaria.core.fingerprint import BY_RANK, SOFT, differing, drift, misfit, odd_ones, unfit
 from planaria.core.messages import Member, Ready
 
 
@@ -59,3 +59,14 @@ def test_soft_entries_are_told_and_not_refused() -> None:
         "group 1 (incarnation 0) differs from group 0 in torch (2.13 there, 2.12 here): its sums may round differently"
     )
     assert drift(ready(1), [ready(0)]) == "" and drift(other, []) == ""
+
+
+def test_a_single_process_is_compared_with_what_all_ranks_of_a_group_have_alike() -> None:
+    group = ready(0, torch="2.13", gpu="H200", model=BY_RANK + "1f", **{SOFT + "threads": "1"})
+    alike = {"torch": "2.13", "cpu": "avx2", "gpu": "H200", "model": "a stage", SOFT + "threads": "2"}
+    assert unfit(tuple(alike.items()), group) == unfit((), group) == ""
+    odd = {**alike, "torch": "2.12", "checks": "3 0.0", "gpu": "A100"}
+    del odd["model"]
+    assert unfit(tuple(odd.items()), group) == (
+        "checks (absent there, 3 0.0 here), gpu (H200 there, A100 here), torch (2.13 there, 2.12 here)"
+    )

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import alone
+from tests.e2e.harness import PATIENCE, alone
 from tests.e2e.layouts import start
+
+# Things that a test waits for, each with that patience. On a machine with ten times as much to do as it can, a start of
+# two nodes took 30 s and a command of an operator 15 s: then tests in which nothing was wrong were ended in mid-job.
+_WAITS = 10
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_WAITS * PATIENCE))
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,26 @@ def test_ranks_go_to_a_node_that_has_standbys_and_come_back(tmp_path: Path, dige
         assert [failure["rank"] for failure in failures(run)] == [1, 1]
 
 
+def test_a_node_whose_ranks_would_have_other_bits(
+    tmp_path: Path, digest: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its standby is refused when it is warm. Taken in, it would cost the group all of its ranks."""
+    ranks = ("--nproc-per-group", "2")
+    with node(tmp_path / "run", address, 0, *ranks) as run:
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        with node(tmp_path / "far", address, 1, *ranks, "--standbys", "1"):
+            before = pids(run, 1, 0)
+            (said,) = run.until(lambda: run.events("unprepared"), "the standby to be refused")
+            assert "differs from group 0 in threads (1 there, 2 here)" in said["text"], run.log()
+            asked = run.operate("migrate", "1", "--rank", "1", "--to", "1")  # once more, for it is asked for by name
+            assert asked.returncode == 0, asked.stderr
+            stays = "rank 1 of group 1 stays where it is: a process on node 1 differs from group 0 in threads"
+            run.until(lambda: any(event["text"].startswith(stays) for event in run.events("move")), "a refusal")
+            assert pids(run, 1, 0) == before
+            assert run.end() == 0, run.log()
+            assert run.digests() == {digest} and not failures(run), run.log()
+
+
 # The site's command: it starts a node in the background, as one that frees a machine would over there.
 BORROW = """
 case "$1" in

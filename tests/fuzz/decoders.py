@@ -42,7 +42,7 @@ from planaria.engines.nodestream import HEADER_BYTES, NodeStream
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 from planaria.exchange.healing import _Contents
 from planaria.lighthouse.http import StatusPages
-from planaria.lighthouse.jobs import Jobs
+from planaria.lighthouse.seat import Seat
 from planaria.lighthouse.store import Store
 from planaria.torch import plain
 from planaria.torch.checkpoint_files import MANIFEST, Checkpoint
@@ -171,7 +171,7 @@ def _pages(data: bytes) -> object:
     return _PAGES._answer(data)
 
 
-_PAGES = StatusPages(Jobs(Store.open(_DIRECTORY / "store.db")), None)
+_PAGES = StatusPages(Seat(Store.open(_DIRECTORY / "store.db")), None)
 _TOKEN = Token(make(_DIRECTORY / "token", ROLES))
 _GUARD = Guard(_TOKEN)
 
@@ -207,13 +207,14 @@ _MANIFEST = {
     "tensors": {"model.w": ["float32", [2, 4], [[[0, 0], [2, 4], "rank0.safetensors", 8, "c"]]]},
 }
 _MEMBERSHIP = {
-    "version": 1,
-    "method": "diloco",
-    "shards": 2,
-    "seed": 0,
+    "version": 2,
+    "identity": {"sync": "diloco", "shards": "2", "seed": "0"},
+    "origin": "o",
+    "first": "f",
+    "final": "",
     "quorum": [1, 2],
     "syncs": 3,
-    "changes": [[0, [0, 1], [], []], [2, [0], [], [1]]],
+    "changes": [[0, [0, 1], [], [], []], [2, [0], [], [1], [[0, 2]]]],
 }
 _RECORD = ShardRecord(1, pack_presence([True, False]), (0.5,), 3)
 _STATE = plain.dump(

@@ -110,7 +110,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
         ranks,
         st.lists(st.tuples(ranks, names), max_size=3).map(tuple),
     ),
-    st.builds(Present, members, ranks),
+    st.builds(Present, members, ranks, facts),
     st.builds(
         Ready,
         members,
