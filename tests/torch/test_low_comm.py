@@ -223,6 +223,42 @@ def test_a_group_without_a_shard_to_compute_changes_nothing_but_learning_rates(m
     assert (steps, more) == (24, 36)
 
 
+def test_inner_steps_that_are_made_again_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that was left out has to go on from what it has if all others die meanwhile, and what it had computed does
+    not count. Then its own state is that after the inner steps, not that before them."""
+    end_shard = LowCommWorker._end_shard
+    lost: list[int] = []
+
+    def and_lose(self: LowCommWorker, *arguments: Any) -> None:
+        end_shard(self, *arguments)
+        if self.step == 2 and not lost:
+            lost.append(self.step)
+            self.session.stepper.have.clear()
+
+    def outcome(anew: bool) -> list[Any]:
+        job, model, inner, data = new()
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=13)
+        sync = pt.DiLoCo(model, inner, every=3)
+        job.protect(sync=sync, scheduler=scheduler)
+        for step in job.steps(4):
+            assert sync.part is not None
+            if anew and step.index == 2:
+                sync.part.kept = None
+            for batch in step.batches(data):
+                model(batch).pow(2).mean().backward()
+                inner.step()
+                inner.zero_grad()
+                scheduler.step()
+        assert sync.part is not None
+        return [*map(Tensor.tolist, values(model)), scheduler.last_epoch, sync.part.membership.changes]
+
+    expected = outcome(anew=True)
+    assert expected[-1] == [[0, [0], [0], [], []], [2, [0], [0], [], []]]
+    monkeypatch.setattr(LowCommWorker, "_end_shard", and_lose)
+    assert outcome(anew=False) == expected
+    assert lost == [2]
+
+
 def test_streams_go_on_where_the_round_before_ended() -> None:
     job, model, inner, _ = new(2)
     seen: dict[int, list[float]] = {0: [], 1: []}
