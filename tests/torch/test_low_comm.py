@@ -224,8 +224,8 @@ def test_a_group_without_a_shard_to_compute_changes_nothing_but_learning_rates(m
 
 
 def test_inner_steps_that_are_made_again_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that was left out has to go on from what it has if all others die meanwhile, and what it had computed does
-    not count. Then its own state is that after the inner steps, not that before them."""
+    """A group that was left out has to go on from what it has if all others die meanwhile, and what it had computed
+    does not count. Then its own state is that after the inner steps, not that before them."""
     end_shard = LowCommWorker._end_shard
     lost: list[int] = []
 
