@@ -297,6 +297,32 @@ def test_tokens_are_weights() -> None:
         assert torch.allclose(found, (one + 3 * three) / 4, rtol=1e-5, atol=1e-6)
 
 
+def test_what_fewer_steps_have_made_weighs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, model, inner, data = new(2)
+    reference = copy.deepcopy(model)
+    job.protect(sync=pt.DiLoCo(model, inner, every=4, exact=True, outer=lambda p: torch.optim.SGD(p, lr=1.0)))
+    whole: list[float] = []
+
+    def paced(self: LowCommWorker, step: int, shard: int) -> int:
+        return (4, 2)[shard]
+
+    end_shard = LowCommWorker._end_shard
+
+    def and_ask(self: LowCommWorker, *arguments: Any) -> None:
+        end_shard(self, *arguments)
+        whole.append(self._whole(3.0))
+
+    monkeypatch.setattr(LowCommWorker, "_steps_of", paced)
+    monkeypatch.setattr(LowCommWorker, "_end_shard", and_ask)
+    run(job, model, inner, data, 1)
+    assert whole == [3.0, 6.0], "speeds are those of whole rounds, or the slow one's pace would go up and down"
+    replicas = [copy.deepcopy(reference) for _ in range(2)]
+    for shard, (replica, steps) in enumerate(zip(replicas, (4, 2), strict=True)):
+        train_plainly(replica, torch.optim.AdamW(replica.parameters(), lr=0.02), batches_of(2, shard, range(steps)))
+    for found, four, two in zip(values(model), values(replicas[0]), values(replicas[1]), strict=True):
+        assert torch.allclose(found, (2 * four + two) / 3, rtol=1e-5, atol=1e-6)
+
+
 def test_half_precision_parameters_have_shared_ones_that_add_up_small_changes() -> None:
     job = pt.init(seed=1)
     model = nn.Linear(4, 2).to(torch.bfloat16)
