@@ -16,7 +16,7 @@ import signal as signals
 from collections.abc import Iterator
 
 from planaria.core.fingerprint import drift, misfit
-from planaria.core.grace import Grace
+from planaria.core.latecomers import Latecomers
 from planaria.core.links import LinkWatch
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
@@ -45,7 +45,6 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
-from planaria.core.spares import Spares
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
@@ -57,7 +56,7 @@ REPLAN_DELAY = (0.25, 8.0)
 SHORTEST_WAIT = 0.001
 
 
-class Lighthouse(Spares):
+class Lighthouse(Latecomers):
     """Membership of one job. ``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
@@ -70,8 +69,6 @@ class Lighthouse(Spares):
         self._replan_at = 0.0
         self._replan_delay = REPLAN_DELAY[0]
         self._digests: dict[str, Group] = {}  # of finished groups: the first of each
-        self._grace = Grace()
-        self._look_for_late_at = 0.0  # watched time; not at every heartbeat, for each look is at all groups
         self._links = LinkWatch()
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
 
@@ -290,23 +287,6 @@ class Lighthouse(Spares):
         view.state, view.note = State.SUSPECT, report.why
         self._event("suspect", f"{report.member} is suspected: {report.why}", report.member.group)
 
-    def _leave_out_who_is_late(self) -> None:
-        """Groups that the others wait for in vain, where a sync may go without them."""
-        if self.current is None or self.complete or self.seen.at < self._look_for_late_at:
-            return
-        self._look_for_late_at = self.seen.at + HEARTBEAT_SECONDS / 2
-        views = [v for m in self.current.members if (v := self.seen.of(m)) is not None]
-        whole = len(views) == len(self.current.members) and not self._awaited and self._trouble_at is None
-        if not whole or not all(v.state is State.ACTIVE and v.ready and v.ready.lenient for v in views):
-            return
-        if not all(self.seen.connected(v) for v in views):
-            return
-        for view, why in self._grace.look(self.seen.at, self.seen.top_step, self.current.id, views):
-            view.late += 1
-            view.state, self._news = State.SUSPECT, True
-            view.note = f"left out {view.late} time{'s' if view.late > 1 else ''}: {why}"
-            self._event("late", f"{view.member} is left out: {why}", view.member.group)
-
     def _leave_for_now(self, agent: str, report: Leaving) -> None:
         view = self._view(agent, report.member)
         if view is not None and view.state not in CERTAINLY_GONE and not view.leaving:
@@ -484,7 +464,7 @@ class Lighthouse(Spares):
         """Joins and leaves, taken by everybody after the same commit."""
         if self.complete:
             return
-        usable = [g for g in self.seen.groups.values() if self._usable(g)]
+        usable = self._without_late([g for g in self.seen.groups.values() if self._usable(g)])
         want = [g for g in usable if not g.leaving]
         if not any(g.settled and self._in_force(g.member) for g in want):  # whoever leaves stays until one has healed
             want = [g for g in usable if not g.leaving or self._in_force(g.member)]
@@ -504,10 +484,11 @@ class Lighthouse(Spares):
 
     def _leaving(self, member: Member) -> bool:
         """Whether its end is expected: a planned quorum without it is out, and it was drained. If it went too early,
-        the others cannot exchange without it, and they will say so."""
+        the others cannot exchange without it, and they will say so. If it is late or stands still it never comes to the
+        commit after which it would leave."""
         out = self.planned is not None and member not in self.planned.members
         view = self.seen.groups.get(member.group)
-        if view is None or not out or self._trouble_at is not None:
+        if view is None or not out or self._trouble_at is not None or view.state is State.SUSPECT:
             return False
         return view.leaving if view.member == member else view.member > member  # it has left, and is coming back
 

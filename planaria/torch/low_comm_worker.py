@@ -176,6 +176,7 @@ class LowCommWorker(Worker):
         if anew:
             self.state.put_back(self._data)  # another shard may have been computed since the step began
             self._sync.renew()
+        self._sync.kept = None  # from here on this group's own state is the beginning of nothing
         self._sync.begin(step, steps)
         self._recorded = {}
         seeding.seed_shard(self.settings.seed, step, shard, self.session.world.part[0])

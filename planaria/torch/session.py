@@ -1,9 +1,9 @@
 """A rank's membership: its stepper, its communicators, and the news for both.
 
 Three kinds of threads meet here. The control thread brings orders, helper threads of ``exchange`` report
-communicators that stand or failed: both only note what they heard, under a lock that is never held while waiting, and
-ring. The training thread alone moves the stepper. It takes in what was noted when the ranks of the group have agreed
-on it (see ``rounds``), so the steppers of a group's ranks never come to differ.
+communicators that stand or failed: both only note what they heard (see ``news``) and ring. The training thread alone
+moves the stepper. It takes in what was noted when the ranks of the group have agreed on it (see ``rounds``), so the
+steppers of a group's ranks never come to differ.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.rendezvous import RendezvousStore
 from planaria.exchange.waiting import Bell, Interrupted
 from planaria.torch.control import Control
+from planaria.torch.news import News
 from planaria.torch.records import decode_standing, encode_standing
 from planaria.torch.rounds import Note, agreed
 from planaria.torch.settings import Settings
@@ -86,12 +87,8 @@ class Session:
         )
         self.stepper: Stepper  # set by start
         self.checks = StateChecks(settings.check_state, state, self.gather, settings.directory)
+        self._news = News()
         self._lock = threading.Lock()  # for what follows
-        self._heard: list[Quorum] = []  # not taken in yet
-        self._newest = NO_QUORUM  # heard of
-        self._urgent = NO_QUORUM  # the newest that is: no older one will ever be worked under
-        self._formed: set[QuorumId] = set()  # that the stepper was not told of yet
-        self._broken: dict[QuorumId, str] = {}  # likewise
         self._stop = False
         self._regroup: Regroup | None = None  # not carried out yet
         self._told = NO_QUORUM  # the newest run of the job for which this rank was told to look for copies
@@ -170,13 +167,8 @@ class Session:
         self.bell.ring()
 
     def _hear(self, quorum: Quorum) -> None:
-        with self._lock:
-            if quorum.id <= self._newest:
-                return
-            outdated = [old.id for old in self._heard] if quorum.urgent else []
-            self._newest = quorum.id
-            self._urgent = quorum.id if quorum.urgent else self._urgent
-            self._heard.append(quorum)
+        if (outdated := self._news.hear(quorum)) is None:
+            return
         for id in outdated:
             self.communicators.drop(id)
         if self.member in quorum.members:
@@ -187,8 +179,8 @@ class Session:
         """Whatever waits for the group's other ranks, or for other groups, ends now."""
         with self._lock:
             self._regroup = order
-            self._heard.clear()
-            self._newest = self._urgent = self._told = NO_QUORUM
+            self._told = NO_QUORUM
+            self._news.forget_quorums()
         self.communicators.rename(order.member)
         self.world.cut()
         if not self.world.idle and self._phase not in (
@@ -206,11 +198,10 @@ class Session:
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
         if self._closed:
             return
-        with self._lock:
-            if error is None:
-                self._formed.add(id)
-            else:
-                self._broken.setdefault(id, error)
+        if error is None:
+            self._news.formed(id)
+        else:
+            self._news.broken(id, error)
         self.bell.ring()
 
     def _fail(self, error: Exception) -> None:
@@ -232,11 +223,7 @@ class Session:
         with the quorum in force.
         """
         with self._lock:
-            # What a newer urgent quorum has outdated is of interest only while the stepper still works under it.
-            live = {id for id in (*self._formed, *self._broken) if id >= self._urgent or self.stepper.knows(id)}
-            formed = frozenset(self._formed & live)
-            broken = {id: text for id, text in self._broken.items() if id in live}
-            mine = replace(note, heard=self._newest, formed=formed, broken=broken, stop=self._stop, run=self._told)
+            mine = replace(self._news.told(note, self.stepper.knows), stop=self._stop, run=self._told)
         target = self.stepper.target
         try:
             outcome = agreed(self.world.round(mine))
@@ -252,22 +239,10 @@ class Session:
     def ready_for(self) -> QuorumId:
         """The newest planned quorum, if this rank could switch to it, else NO_QUORUM. For its control word: that all
         ranks of the group say the same is seen in the round after the exchange."""
-        with self._lock:
-            heard = self._heard[-1] if self._heard else self.stepper.planned
-            if heard is None or any(quorum.urgent for quorum in self._heard):
-                return NO_QUORUM
-            return heard.id if heard.id in self._formed or self.stepper.stands(heard) else NO_QUORUM
+        return self._news.ready_for(self.stepper)
 
     def _take_in(self, outcome: Note) -> None:
-        with self._lock:
-            taken = [quorum for quorum in self._heard if quorum.id <= outcome.heard]
-            self._heard = [quorum for quorum in self._heard if quorum.id > outcome.heard]
-            # What was said of a quorum that not all have heard of is said again with it.
-            formed = sorted(id for id in outcome.formed if id <= outcome.heard)
-            broken = sorted((id, text) for id, text in outcome.broken.items() if id <= outcome.heard)
-            self._formed -= set(formed)
-            for id, _ in broken:
-                self._broken.pop(id, None)
+        taken, formed, broken = self._news.take(outcome)
         self.stepper.advertised(outcome.named)
         for quorum in taken:
             self._do(self.stepper.hear(quorum))
@@ -278,12 +253,7 @@ class Session:
             self._do(self.stepper.broken(id, text))
         if outcome.stop:
             self.stepper.stop()
-        with self._lock:
-            # What is said of quorums that were replaced meanwhile is of no interest to anybody.
-            self._formed = {id for id in self._formed if id > outcome.heard or self.stepper.knows(id)}
-            self._broken = {
-                id: text for id, text in self._broken.items() if id > outcome.heard or self.stepper.knows(id)
-            }
+        self._news.drop_old(outcome.heard, self.stepper.knows)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Every rank's payload."""
@@ -372,7 +342,7 @@ class Session:
         for effect in effects:
             match effect:
                 case core.Form():
-                    if effect.quorum.id >= self._urgent:
+                    if effect.quorum.id >= self._news.urgent:
                         self._form(effect.quorum)  # nothing new, as a rule: see _hear
                 case core.Drop():
                     self.communicators.drop(effect.quorum)
@@ -421,7 +391,7 @@ class Session:
 
     def _has_news(self) -> bool:
         """Whether this rank knows of something that the stepper does not."""
-        news = self._heard or self._formed or self._broken or self._failure or self._regroup
+        news = self._news or self._failure or self._regroup
         return bool(news) or self._stop != self.stepper.stopping or self._told > self._looked
 
     def _roll(self, action: core.RollCall) -> None:
@@ -474,15 +444,13 @@ class Session:
 
     def stopped_waiting(self, id: QuorumId) -> bool:
         """Whether news has ended what goes on under quorum ``id``. Reads single fields: no lock needed."""
-        if self._failure is not None or self.bereaved or self._told > self._looked or id in self._broken:
+        if self._failure is not None or self.bereaved or self._told > self._looked:
             return True
-        # A planned quorum interrupts nobody but a joiner that waits for the members in an older one.
-        return any(quorum.urgent or self.stepper.joining for quorum in tuple(self._heard))
+        return self._news.ends(id, self.stepper.joining)
 
     def broken(self, id: QuorumId, text: str) -> None:
         """The communicator of ``id`` failed here."""
-        with self._lock:
-            self._broken.setdefault(id, text)
+        self._news.broken(id, text)
         self.bell.ring()
 
     def tell(self, report: Report) -> None:

@@ -17,9 +17,7 @@ import torch
 
 from planaria.core import stepper as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
-from planaria.core.health import slowness
-from planaria.core.liveness import HEARTBEAT_SECONDS
-from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
+from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
@@ -29,6 +27,7 @@ from planaria.torch.buddies import Buddies
 from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, check_spread
 from planaria.torch.data import ShardedSource
+from planaria.torch.gauges import Gauges
 from planaria.torch.gradients import GradientStore
 from planaria.torch.journal import Journal
 from planaria.torch.nonfinite import stop_on_nonfinite
@@ -94,7 +93,7 @@ class Worker:
         self._store_of: tuple[int, int] | None = None
         self._present = self.settings.shards  # shards in the newest sum
         self._named = NO_QUORUM  # the planned quorum in this rank's newest control word
-        self._links_at = 0.0  # time.monotonic from which on to look at the connections again
+        self._gauges = Gauges(session)
         self._transfer = Transfer(session, state)
         self._settled = TrainableWatch(parameters)
         self._pipelines: Pipelines | None = None  # once the script has said that it outlives the loss of a rank
@@ -199,10 +198,7 @@ class Worker:
             with suppress(Bereaved):
                 self.buddies.committed(stepper.step, stepper.under)
         self._records.clear()
-        if self.session.page is not None:
-            loss = self.metrics.get("loss", math.nan)
-            now = time.monotonic_ns()
-            self.session.page.committed(step + 1, quorum, loss, now, self.shards_computed, stepper.recomputed)
+        self._gauges.committed(step + 1, quorum, self.metrics, self.shards_computed)
         self.journal.commit(step, self._present, self.metrics)
 
     def finish(self) -> bool:
@@ -456,27 +452,9 @@ class Worker:
             self._data.commit(cursors(told.records))
         self._begun = None
         self.session.stepper.exchanged(work.quorum, told.words)
-        self._show_speed(told.words)
-        self._show_links(work.quorum)
+        self._gauges.exchanged(work.quorum, self._partners, told.words, self._mean_seconds)
         self.session.show(Phase.APPLYING)
         return True
-
-    def _show_speed(self, words: list[ControlWord]) -> None:
-        """For whoever watches: how fast this rank is, and its group beside the others, as all said in this step."""
-        if self.session.page is None:
-            return
-        own = self._partners.index(self.session.member.group)
-        others = [word.seconds_per_shard for rank, word in enumerate(words) if rank != own]
-        self.session.page.speed(self._mean_seconds, slowness(words[own].seconds_per_shard, others))
-
-    def _show_links(self, quorum: QuorumId) -> None:
-        now = time.monotonic()
-        if self.session.page is None or now < self._links_at:
-            return
-        self._links_at = now + HEARTBEAT_SECONDS  # nobody looks more often
-        with suppress(CommunicatorError):
-            if links := self.session.communicator(quorum).links():
-                self.session.page.links(links)
 
     def _exchange_all(self, work: core.Exchange) -> Exchanged:
         if self._begun != work:

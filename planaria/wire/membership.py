@@ -191,7 +191,7 @@ def _parse(path: Path) -> tuple[tuple[int, ...], Script]:
             # Of nobody there is no sync. A damaged line that passed would be told as a group lost in the replay.
             if not counted or not anew <= counted or counted & left_out:
                 raise ValueError
-            if not counted | left_out <= set(range(script.shards)):
+            if any(not 0 <= shard < script.shards for shard in counted | left_out):  # however many they are said to be
                 raise ValueError
             if not {shard for shard, _ in short} <= counted or any(steps < 1 for _, steps in short):
                 raise ValueError

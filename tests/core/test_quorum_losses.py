@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from quorum_desk import Desk, working
 
-from planaria.core.messages import Adopted, Heartbeat, Phase, Pulse, QuorumId
+from planaria.core.messages import Adopted, Heartbeat, Leaving, Member, Phase, Pulse, QuorumId
+from planaria.core.roster import LineageRecord, lineage_after
 
 
 def test_a_death_is_answered_at_once() -> None:
@@ -239,3 +241,34 @@ def test_where_nobody_may_be_left_out_the_others_wait() -> None:
     desk = at_work(lenient=False)
     for _ in range(30):
         assert shows(desk, 6, Phase.EXCHANGING, Phase.COMPUTING, Phase.EXCHANGING) == []
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_one_that_is_to_leave_after_a_commit_that_it_is_late_for_is_left_out_at_once(moves: bool) -> None:
+    """Or else the drain of a slow group would wait for the slowest of its rounds."""
+    desk = at_work(lenient=True)
+    if moves:
+        assert desk.tell(1, Leaving(desk.member(1)))[0] == "store 1.2 [0 2]"
+    else:
+        assert desk.lines(desk.lighthouse.drain(1, desk.now))[:2] == ["a1: drain", "store 1.2 [0 2]"]
+    waits = [shows(desk, 6, Phase.EXCHANGING, Phase.COMPUTING, Phase.EXCHANGING) for _ in range(12)]
+    (told,) = [lines for lines in waits if lines]
+    assert told == ["store 1.3 [0 2]", "a0: urgent 1.3 [0 2]", "a1: urgent 1.3 [0 2]", "a2: urgent 1.3 [0 2]"]
+    desk.adopts(0, 3, 6)
+    desk.adopts(2, 3, 6)
+    again = desk.ready(1, lenient=True, total_steps=100, after=QuorumId(1, 3))
+    assert again == ([] if not moves else ["store 1.4 [0 1 2]", *(f"a{g}: planned 1.4 [0 1 2]" for g in range(3))])
+
+
+def test_a_lighthouse_that_starts_again_lets_a_late_group_end_its_round_before_it_joins() -> None:
+    """The others would wait for that in their first roll call with it."""
+    members = (Member(0, 0), Member(2, 0))
+    desk = Desk(3, 2, LineageRecord("job", 1, 2, members, lineage_after("", QuorumId(1, 2), members), 6), ready=False)
+    for group, number in ((0, 2), (1, 1), (2, 2)):
+        adopted = Adopted(desk.member(group), QuorumId(1, number), 6)
+        told = desk.connects(group, desk.report(group, lenient=True, total_steps=100), adopted)
+        assert told == [f"a{group}: welcome", f"a{group}: desired"]
+    for step in range(6, 12):
+        assert shows(desk, step, Phase.EXCHANGING, Phase.COMPUTING, Phase.EXCHANGING) == []
+    found = shows(desk, 12, Phase.COMPUTING, Phase.FORMING, Phase.COMPUTING)
+    assert found == ["store 2.1 [0 1 2]", *(f"a{group}: planned 2.1 [0 1 2]" for group in range(3))]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from planaria.exchange.linkmeter import LEAST_SECONDS, LinkMeter, Traffic
+from planaria.exchange.linkmeter import _INFO, LEAST_SECONDS, LinkMeter, Traffic
 from planaria.exchange.sockets import Address, Lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell")
@@ -47,14 +47,37 @@ def test_a_connection_that_was_used_for_long_enough_has_a_rate() -> None:
         assert meter.read() == {}, "nothing was sent"
         begun = Traffic.of(near)
         assert begun is not None
+        sent = 0
         while (now := Traffic.of(near)) is not None and now.seconds - begun.seconds < LEAST_SECONDS:
             send(near, far, 32 << 20)
-        assert now is not None and now.acknowledged > begun.acknowledged
+            sent += 32 << 20
+        while now is not None and now.acknowledged - begun.acknowledged < sent:
+            now = Traffic.of(near)  # until then the clock of what is on its way goes on
+        assert now is not None
         (link,) = meter.read().values()
         assert link.group == 3
         assert link.bits == pytest.approx(8 * (now.acknowledged - begun.acknowledged) / (now.seconds - begun.seconds))
         assert 0 < link.round_trip < 10 and 0 <= link.lost <= 1
         assert list(meter.read().values()) == [link], "nothing new was sent"
+
+
+def test_the_time_in_which_the_peer_takes_nothing_is_not_the_lines() -> None:
+    with connected() as (near, _, _):
+        near.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                near.send(bytes(1 << 20))
+        begun, now = Traffic.of(near), Traffic.of(near)
+        start = busy(near)
+        while busy(near) - start < 4 * LEAST_SECONDS:
+            now = Traffic.of(near)
+        assert begun is not None and now is not None
+        assert now.seconds - begun.seconds < 2 * LEAST_SECONDS
+
+
+def busy(of: socket.socket) -> float:
+    """Seconds in which anything was on its way, or waited for its way."""
+    return float(_INFO.unpack(of.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))[4]) / 1e6
 
 
 def test_other_connections_are_nobodys() -> None:

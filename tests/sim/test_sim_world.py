@@ -15,7 +15,7 @@ from planaria.sim.__main__ import main
 from planaria.sim.invariants import Checker, Violation, add, gradient, reduce
 from planaria.sim.scenario import MENUS, Fault, Scenario, random_scenario
 from planaria.sim.shrink import shrink
-from planaria.sim.world import Outcome, World
+from planaria.sim.world import PATIENCE, Outcome, World
 
 SMALL = Scenario(groups=3, nodes=3, shards=4, steps=4)
 
@@ -64,7 +64,7 @@ def test_a_stall_is_found_and_names_who_waits() -> None:
     scenario = replace(SMALL, faults=(Fault("cut data", 1.7, 0, 1, 60.0),))
     outcome = World(scenario, stepper=NeverTells).run()
     assert outcome.failed
-    assert outcome.verdict.startswith("no end 70 s after the last fault: group ")
+    assert outcome.verdict.startswith(f"no end {PATIENCE:.0f} s after the last fault: group ")
     assert "group 0.0 FORMING step" in outcome.verdict
 
 

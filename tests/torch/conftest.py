@@ -4,11 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
-
-# No deadline per example: a busy machine is no failure. Tests assert no times anywhere.
-settings.register_profile("planaria", deadline=None)
-settings.load_profile("planaria")
 
 
 @pytest.fixture(autouse=True)

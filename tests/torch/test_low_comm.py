@@ -223,6 +223,42 @@ def test_a_group_without_a_shard_to_compute_changes_nothing_but_learning_rates(m
     assert (steps, more) == (24, 36)
 
 
+def test_inner_steps_that_are_made_again_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that was left out has to go on from what it has if all others die meanwhile, and what it had computed
+    does not count. Then its own state is that after the inner steps, not that before them."""
+    end_shard = LowCommWorker._end_shard
+    lost: list[int] = []
+
+    def and_lose(self: LowCommWorker, *arguments: Any) -> None:
+        end_shard(self, *arguments)
+        if self.step == 2 and not lost:
+            lost.append(self.step)
+            self.session.stepper.have.clear()
+
+    def outcome(anew: bool) -> list[Any]:
+        job, model, inner, data = new()
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(inner, 0.05, total_steps=13)
+        sync = pt.DiLoCo(model, inner, every=3)
+        job.protect(sync=sync, scheduler=scheduler)
+        for step in job.steps(4):
+            assert sync.part is not None
+            if anew and step.index == 2:
+                sync.part.kept = None
+            for batch in step.batches(data):
+                model(batch).pow(2).mean().backward()
+                inner.step()
+                inner.zero_grad()
+                scheduler.step()
+        assert sync.part is not None
+        return [*map(Tensor.tolist, values(model)), scheduler.last_epoch, sync.part.membership.changes]
+
+    expected = outcome(anew=True)
+    assert expected[-1] == [[0, [0], [0], [], []], [2, [0], [0], [], []]]
+    monkeypatch.setattr(LowCommWorker, "_end_shard", and_lose)
+    assert outcome(anew=False) == expected
+    assert lost == [2]
+
+
 def test_streams_go_on_where_the_round_before_ended() -> None:
     job, model, inner, _ = new(2)
     seen: dict[int, list[float]] = {0: [], 1: []}
@@ -259,6 +295,32 @@ def test_tokens_are_weights() -> None:
         train_plainly(replica, torch.optim.AdamW(replica.parameters(), lr=0.02), batches_of(2, shard, range(every)))
     for found, one, three in zip(values(model), values(replicas[0]), values(replicas[1]), strict=True):
         assert torch.allclose(found, (one + 3 * three) / 4, rtol=1e-5, atol=1e-6)
+
+
+def test_what_fewer_steps_have_made_weighs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, model, inner, data = new(2)
+    reference = copy.deepcopy(model)
+    job.protect(sync=pt.DiLoCo(model, inner, every=4, exact=True, outer=lambda p: torch.optim.SGD(p, lr=1.0)))
+    whole: list[float] = []
+
+    def paced(self: LowCommWorker, step: int, shard: int) -> int:
+        return (4, 2)[shard]
+
+    end_shard = LowCommWorker._end_shard
+
+    def and_ask(self: LowCommWorker, *arguments: Any) -> None:
+        end_shard(self, *arguments)
+        whole.append(self._whole(3.0))
+
+    monkeypatch.setattr(LowCommWorker, "_steps_of", paced)
+    monkeypatch.setattr(LowCommWorker, "_end_shard", and_ask)
+    run(job, model, inner, data, 1)
+    assert whole == [3.0, 6.0], "speeds are those of whole rounds, or the slow one's pace would go up and down"
+    replicas = [copy.deepcopy(reference) for _ in range(2)]
+    for shard, (replica, steps) in enumerate(zip(replicas, (4, 2), strict=True)):
+        train_plainly(replica, torch.optim.AdamW(replica.parameters(), lr=0.02), batches_of(2, shard, range(steps)))
+    for found, four, two in zip(values(model), values(replicas[0]), values(replicas[1]), strict=True):
+        assert torch.allclose(found, (2 * four + two) / 3, rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_parameters_have_shared_ones_that_add_up_small_changes() -> None:

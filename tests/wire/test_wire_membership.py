@@ -119,6 +119,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
         ),
         (json.dumps({**good, "changes": [[0, [0], [], [], [[1, 2]]]]}), "or a damaged one"),  # short, but not there
         (json.dumps({**good, "changes": [[0, [0], [], [], [[0, 0]]]]}), "or a damaged one"),
+        (json.dumps({**good, "identity": {**IDENTITY, "shards": "0"}}), "or a damaged one"),
         (json.dumps({**good, "syncs": 0}), "or a damaged one"),
         (json.dumps({**good, "identity": []}), "or a damaged one"),
     ):
