@@ -54,7 +54,7 @@ from planaria.wire.checks import decode_quorum_id
 from planaria.wire.codec import decode_quorum, encode_report
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = "from planaria.lighthouse.server import run; run({!r}, {!r}, None, 0)"
+RUN = "from planaria.lighthouse.server import Options, run; run(Options('127.0.0.1:0', {!r}))"
 ATTEND = "/planaria.v1.Lighthouse/Attend"
 PATIENCE = 120.0  # seconds for anything; a lighthouse that needs longer has failed
 

@@ -53,7 +53,7 @@ def end(*runs: Run) -> None:
 
 
 def test_an_agent_of_several(start_run: StartRun, operator: OperatorClient) -> None:
-    common = ("--groups", "3", "--job", "shared", "--lighthouse", operator.address)
+    common = ("--groups", "3", "--job", "shared", "--lighthouse", operator.addresses[0])
     left = start_run(*common, "--local-groups", "2", *FOR_LONG)
     right = start_run(*common, "--first-group", "2", *FOR_LONG)
     left.until(at_work(operator, Member(0, 0), Member(1, 0), Member(2, 0)))
@@ -69,7 +69,7 @@ def test_an_agent_of_several(start_run: StartRun, operator: OperatorClient) -> N
 
 
 def test_node_0_of_groups_that_are_spread(start_run: StartRun, operator: OperatorClient, address: str) -> None:
-    common = ("--groups", "2", "--job", "shared", "--lighthouse", operator.address)
+    common = ("--groups", "2", "--job", "shared", "--lighthouse", operator.addresses[0])
     left = start_run(*common, "--local-groups", "1", *FOR_LONG)
     spread = (*common, "--first-group", "1", "--nnodes", "2", "--group-addr", address)
     zero, one = start_run(*spread, *FOR_LONG), start_run(*spread, "--node-rank", "1", *FOR_LONG)
