@@ -94,6 +94,7 @@ class Stepper:
         self._rank = 0  # of this member in the quorum that was rolled last
         self._seconds = 0.0  # per shard, as said in the control word of the newest exchange
         self._in_doubt = False  # states differ, and this one may be the one that is wrong
+        self._wrong = False  # this one is known to be, and has not healed
         self._recounts = 0  # since the newest commit
         self._ending: Finish | Leave | Disputed | None = None
 
@@ -218,6 +219,9 @@ class Stepper:
         if not holders and target.founding:
             # The job starts (the lighthouse compared the states that the scripts made), or everybody who was up to
             # date died while others were fenced: their states are older but whole, and the job goes on from there.
+            if self._wrong:  # but for this one. Whoever would begin with it loses it before it has given anything
+                self._ending = Disputed(self.step, (self.me,))
+                return []
             holders = list(range(len(standings)))
         if not holders:
             # Everybody who was settled has died. The lighthouse knows whether somebody outside holds a state.
@@ -235,7 +239,7 @@ class Stepper:
             self._ending = Disputed(top, (self.me,) if odd and rank in odd else target.members)
             return []
         if rank in odd:  # whatever comes of the healing, what it holds counts no more
-            self.settled = False
+            self.settled, self._wrong = False, True
             self.have.clear()
         self._in_doubt = False
         sources = tuple(r for r in sources if r not in odd)
@@ -293,6 +297,7 @@ class Stepper:
             return []
         self.step, self.under = heal.step, self._healed_under
         self.settled = self._ready.after < id  # not if it was fenced in that very moment
+        self._wrong = False
         self.have.clear()
         self.checked.clear()
         self._mine = frozenset()

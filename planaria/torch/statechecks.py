@@ -107,8 +107,9 @@ def disputed(checks: StateChecks, action: Disputed, where: str) -> CorruptionErr
     who = ", ".join(map(str, action.members))
     if len(action.members) == 1:
         return CorruptionError(
-            f"{where}, step {action.step}: {who} has another state than the others again, right after it has healed "
-            f"({what}). Its device, or something in the script that is not the same on all groups, changes it"
+            f"{where}, step {action.step}: {who} has another state than the others had, and has it again right after "
+            f"it has healed, or nobody is left to heal it ({what or 'its tensors were named before'}). If it comes "
+            "again: its device, or something in the script that is not the same on all groups, changes it"
         )
     if not checks.found:
         return CorruptionError(

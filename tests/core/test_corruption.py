@@ -111,6 +111,14 @@ def test_if_those_who_could_heal_it_die_its_own_state_is_not_taken_up_again() ->
     assert any(isinstance(each, Tell) and isinstance(each.report, Ready) for each in effects)  # it asks to be healed
 
 
+def test_who_is_known_to_be_wrong_does_not_begin_the_job_anew_when_all_others_are_lost() -> None:
+    me = in_doubt(1)
+    me.rolled(id_of(1), standings(me, 5, 9, 5))
+    under(me, quorum(2, 1), [Standing(1, False)])
+    under(me, quorum(3, 1, founding=True), [Standing(1, False)])  # the lighthouse knows of nobody else
+    assert me.next() == Disputed(1, (member(1),))
+
+
 @pytest.mark.parametrize("checksums", [(5, 9), (5, 9, 7)])
 def test_nobody_can_tell_who_is_right(checksums: tuple[int, ...]) -> None:
     me = in_doubt(0)
