@@ -249,7 +249,8 @@ class Stepper:
             self._ending = Finish(top)
             return [Tell(Adopted(self.me, id, top))]
         if healers:
-            self._heal = Heal(id, top, sources, healers, receive=rank in healers)
+            checksum = standings[sources[0]].checksum
+            self._heal = Heal(id, top, sources, healers, receive=rank in healers, checksum=checksum)
             self._healed_under = under
         haves = [standings[r].have if r in sources else frozenset() for r in range(len(standings))]
         weights = weights_of([s.seconds_per_shard for s in standings])
@@ -302,6 +303,16 @@ class Stepper:
         self.checked.clear()
         self._mine = frozenset()
         return [Tell(Adopted(self.me, id, self.step))] if self.settled else []
+
+    def spoilt(self, id: QuorumId) -> list[Effect]:
+        """The state that came in the healing under ``id`` is in place, and is not what its sources had when the roll was
+        called. It counts no more than what was there before, and another roll call tells whose does."""
+        self._transfer = None
+        self.settled, self._wrong = False, True
+        self.have.clear()
+        self.checked.clear()
+        self._mine = frozenset()
+        return self.broken(id, "the state that it was given is not the one that its sources had in the roll call")
 
     def shard_done(self, shard: int) -> None:
         """The gradients of ``shard`` of the current step are held, whatever happened to the quorum meanwhile."""

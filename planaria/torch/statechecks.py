@@ -63,8 +63,17 @@ class StateChecks:
         self.found = {}
         if not (self.every and standing.settled):
             return standing
+        return replace(standing, checksum=self._whole())
+
+    def bears_out(self, checksum: int) -> bool:
+        """Whether all that the group holds, after it has healed, is what its sources had signed, if they had. One of them
+        may have changed since, and who heals from it would be its witness. All ranks call this together. Raises what ``gather``
+        raises."""
+        return not (self.every and checksum) or checksum == self._whole()
+
+    def _whole(self) -> int:
         mine = _of(lane_sums([*self._state.checked(whole=True).values()]))
-        return replace(standing, checksum=xxhash.xxh3_64_intdigest(b"".join(self._gather(_SUM.pack(mine)))))
+        return xxhash.xxh3_64_intdigest(b"".join(self._gather(_SUM.pack(mine))))
 
     def look(self, standings: Sequence[Standing], gather: Gather) -> None:
         """If those that count in a roll call differ, find out in which tensors. ``gather`` asks all members of the
