@@ -213,6 +213,10 @@ class Stepper:
         """The roll call on ``id`` is complete; ``standings`` by rank. Every member comes to the same conclusions."""
         target = self.target
         if target is None or not self.works_under(id):
+            # Who took part may have ended because of what it showed, and this one be left with a state that is wrong.
+            newest = max(((s.step, s.under) for s in standings if s.settled), default=None)
+            same = {s.checksum for s in standings if s.settled and (s.step, s.under) == newest}
+            self._in_doubt = self._in_doubt or len(same) > 1
             return []
         rank = target.members.index(self.me)
         holders = [r for r, s in enumerate(standings) if s.settled]
@@ -305,8 +309,8 @@ class Stepper:
         return [Tell(Adopted(self.me, id, self.step))] if self.settled else []
 
     def spoilt(self, id: QuorumId) -> list[Effect]:
-        """The state that came in the healing under ``id`` is in place, and is not what its sources had when the roll was
-        called. It counts no more than what was there before, and another roll call tells whose does."""
+        """The state that came in the healing under ``id`` is in place, and is not what its sources had in the roll call.
+        It counts no more than what was there before, and another roll call tells whose does."""
         self._transfer = None
         self.settled, self._wrong = False, True
         self.have.clear()

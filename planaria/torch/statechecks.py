@@ -66,9 +66,9 @@ class StateChecks:
         return replace(standing, checksum=self._whole())
 
     def bears_out(self, checksum: int) -> bool:
-        """Whether all that the group holds, after it has healed, is what its sources had signed, if they had. One of them
-        may have changed since, and who heals from it would be its witness. All ranks call this together. Raises what ``gather``
-        raises."""
+        """Whether all that the group holds, after it has healed, is what its sources had signed, if they had. One of
+        them may have changed since, and who heals from it would be its witness. All ranks call this together. Raises
+        what ``gather`` raises."""
         return not (self.every and checksum) or checksum == self._whole()
 
     def _whole(self) -> int:

@@ -146,6 +146,21 @@ def test_who_is_left_alone_with_the_doubt_does_not_go_on() -> None:
     assert isinstance(me.next(), Disputed)
 
 
+def test_a_doubt_is_not_forgotten_because_those_who_share_it_end_first() -> None:
+    me = working(0)
+    commit(me)
+    under(me, quorum(2, 0, 1), [Standing(1, True, checksum=5), Standing(1, True, checksum=5)])
+    me.hear(quorum(3, 0, 1))
+    me.formed(id_of(3))
+    me.hear(quorum(4, 0))  # group 1 has ended while the result of the roll call was on its way
+    me.rolled(id_of(3), [Standing(1, True, checksum=5), Standing(1, True, checksum=9)])
+    me.formed(id_of(4))
+    action = me.next()
+    assert isinstance(action, RollCall)
+    me.rolled(id_of(4), [replace(action.standing, checksum=5)])
+    assert isinstance(me.next(), Disputed)
+
+
 def test_two_that_agree_have_no_doubt() -> None:
     me = in_doubt(0)
     me.hear(quorum(2, 0, 2))
