@@ -58,6 +58,7 @@ class Heal:
     sources: tuple[int, ...]
     healers: tuple[int, ...]
     receive: bool
+    checksum: int = 0  # of that state, as its sources signed it; 0: they did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Leave:
 @dataclass(frozen=True, slots=True)
 class Disputed:
     """Members hold different states of the same step, and nobody can tell who is right; or this one alone is wrong,
-    again after it has healed."""
+    again after it has healed, or nobody is left to heal it."""
 
     step: int
     members: tuple[Member, ...]

@@ -94,6 +94,7 @@ class Stepper:
         self._rank = 0  # of this member in the quorum that was rolled last
         self._seconds = 0.0  # per shard, as said in the control word of the newest exchange
         self._in_doubt = False  # states differ, and this one may be the one that is wrong
+        self._wrong = False  # this one is known to be, and has not healed
         self._recounts = 0  # since the newest commit
         self._ending: Finish | Leave | Disputed | None = None
 
@@ -212,12 +213,19 @@ class Stepper:
         """The roll call on ``id`` is complete; ``standings`` by rank. Every member comes to the same conclusions."""
         target = self.target
         if target is None or not self.works_under(id):
+            # Who took part may have ended because of what it showed, and this one be left with a state that is wrong.
+            newest = max(((s.step, s.under) for s in standings if s.settled), default=None)
+            same = {s.checksum for s in standings if s.settled and (s.step, s.under) == newest}
+            self._in_doubt = self._in_doubt or len(same) > 1
             return []
         rank = target.members.index(self.me)
         holders = [r for r, s in enumerate(standings) if s.settled]
         if not holders and target.founding:
             # The job starts (the lighthouse compared the states that the scripts made), or everybody who was up to
             # date died while others were fenced: their states are older but whole, and the job goes on from there.
+            if self._wrong:  # but for this one. Whoever would begin with it loses it before it has given anything
+                self._ending = Disputed(self.step, (self.me,))
+                return []
             holders = list(range(len(standings)))
         if not holders:
             # Everybody who was settled has died. The lighthouse knows whether somebody outside holds a state.
@@ -235,7 +243,7 @@ class Stepper:
             self._ending = Disputed(top, (self.me,) if odd and rank in odd else target.members)
             return []
         if rank in odd:  # whatever comes of the healing, what it holds counts no more
-            self.settled = False
+            self.settled, self._wrong = False, True
             self.have.clear()
         self._in_doubt = False
         sources = tuple(r for r in sources if r not in odd)
@@ -245,7 +253,8 @@ class Stepper:
             self._ending = Finish(top)
             return [Tell(Adopted(self.me, id, top))]
         if healers:
-            self._heal = Heal(id, top, sources, healers, receive=rank in healers)
+            checksum = standings[sources[0]].checksum
+            self._heal = Heal(id, top, sources, healers, receive=rank in healers, checksum=checksum)
             self._healed_under = under
         haves = [standings[r].have if r in sources else frozenset() for r in range(len(standings))]
         weights = weights_of([s.seconds_per_shard for s in standings])
@@ -293,10 +302,21 @@ class Stepper:
             return []
         self.step, self.under = heal.step, self._healed_under
         self.settled = self._ready.after < id  # not if it was fenced in that very moment
+        self._wrong = False
         self.have.clear()
         self.checked.clear()
         self._mine = frozenset()
         return [Tell(Adopted(self.me, id, self.step))] if self.settled else []
+
+    def spoilt(self, id: QuorumId) -> list[Effect]:
+        """The state that came in the healing under ``id`` is in place, and is not what its sources had in the roll call.
+        It counts no more than what was there before, and another roll call tells whose does."""
+        self._transfer = None
+        self.settled, self._wrong = False, True
+        self.have.clear()
+        self.checked.clear()
+        self._mine = frozenset()
+        return self.broken(id, "the state that it was given is not the one that its sources had in the roll call")
 
     def shard_done(self, shard: int) -> None:
         """The gradients of ``shard`` of the current step are held, whatever happened to the quorum meanwhile."""

@@ -60,8 +60,9 @@ ALONE = QuorumId(1, 1)
 SKEW_SECONDS = 0.001
 # As long as the agent waits for ranks that it has told to end.
 LAST_WORD_SECONDS = 5.0
-# Moves the state of a healing and returns what puts it in place, once all ranks of the group have theirs.
-Transfer = Callable[[core.Heal, Communicator], Callable[[], None]]
+# Moves the state of a healing and returns what puts it in place, once all ranks of the group have theirs, and tells
+# whether it is what the sources had: the same on all ranks.
+Transfer = Callable[[core.Heal, Communicator], Callable[[], bool]]
 
 
 # Says what this group is, when all its ranks are there: given the address of its rendezvous store; whether it joins
@@ -412,15 +413,15 @@ class Session:
             self._do(self.stepper.rolled(action.quorum, standings))
 
     def _heal(self, action: core.Heal, transfer: Transfer) -> None:
-        put: list[Callable[[], None]] = []
+        put: list[Callable[[], bool]] = []
 
         def heal() -> None:
             put.append(transfer(action, self.communicator(action.quorum)))
 
         if self.agree(Note(ok=self.attempt(action.quorum, "healing", heal))).ok:
-            put[0]()
+            good = put[0]()
             self.agree(Note())  # the group has healed when all its ranks have
-            self._do(self.stepper.healed(action.quorum))
+            self._do(self.stepper.healed(action.quorum) if good else self.stepper.spoilt(action.quorum))
 
     def attempt(self, id: QuorumId, what: str, work: Callable[[], None]) -> bool:
         """Do something that needs the communicator of quorum ``id``. False if news or a failure ended it."""

@@ -63,8 +63,17 @@ class StateChecks:
         self.found = {}
         if not (self.every and standing.settled):
             return standing
+        return replace(standing, checksum=self._whole())
+
+    def bears_out(self, checksum: int) -> bool:
+        """Whether all that the group holds, after it has healed, is what its sources had signed, if they had. One of
+        them may have changed since, and who heals from it would be its witness. All ranks call this together. Raises
+        what ``gather`` raises."""
+        return not (self.every and checksum) or checksum == self._whole()
+
+    def _whole(self) -> int:
         mine = _of(lane_sums([*self._state.checked(whole=True).values()]))
-        return replace(standing, checksum=xxhash.xxh3_64_intdigest(b"".join(self._gather(_SUM.pack(mine)))))
+        return xxhash.xxh3_64_intdigest(b"".join(self._gather(_SUM.pack(mine))))
 
     def look(self, standings: Sequence[Standing], gather: Gather) -> None:
         """If those that count in a roll call differ, find out in which tensors. ``gather`` asks all members of the
@@ -107,8 +116,9 @@ def disputed(checks: StateChecks, action: Disputed, where: str) -> CorruptionErr
     who = ", ".join(map(str, action.members))
     if len(action.members) == 1:
         return CorruptionError(
-            f"{where}, step {action.step}: {who} has another state than the others again, right after it has healed "
-            f"({what}). Its device, or something in the script that is not the same on all groups, changes it"
+            f"{where}, step {action.step}: {who} has another state than the others had, and has it again right after "
+            f"it has healed, or nobody is left to heal it ({what or 'its tensors were named before'}). If it comes "
+            "again: its device, or something in the script that is not the same on all groups, changes it"
         )
     if not checks.found:
         return CorruptionError(

@@ -25,31 +25,34 @@ class Transfer:
         self._state = state
         self.taken = 0  # states, from peers
 
-    def __call__(self, order: Heal, communicator: Communicator) -> Callable[[], None]:
-        """Give the state to members that need it, or take it; returns what puts it in place."""
+    def __call__(self, order: Heal, communicator: Communicator) -> Callable[[], bool]:
+        """Give the state to members that need it, or take it; returns what puts it in place, and tells whether it is
+        what it was when the roll was called."""
         registered, sources = self._state.registered is not None, order.sources
         if registered:  # what a script's own functions make of equal states need not be equal byte for byte
             sources = sources[:1]
         if not order.receive:
             if communicator.rank not in sources:
-                return lambda: None
+                return lambda: True
             with self._session.during(self.phase):
                 manifest, tensors = self._state.capture(marked=self.inside)
             healing.serve(communicator, tensors, manifest, sources, order.healers)
-            return lambda: None
+            return lambda: True
         self._say_why(order, communicator.rank)
         pending = healing.receive(communicator, sources, order.healers)
         healed = pending.wait(lambda: self._session.stopped_waiting(order.quorum))
         raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
         tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
 
-        def put() -> None:
-            if not (self.inside and registered):  # not beneath code of the script that will not go on anyway
+        def put() -> bool:
+            here = not (self.inside and registered)  # not beneath code of the script that will not go on anyway
+            if here:
                 with self._session.during(self.phase):
                     self._state.restore(healed.manifest, tensors)
             if self.inside:
                 self.healed = (healed.manifest, tensors)
             self.taken += 1
+            return not here or self._session.checks.bears_out(order.checksum)
 
         return put
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planaria.core.assignment import contiguous
 from planaria.core.corruption import Recheck, odd_ones
-from planaria.core.messages import Adopted, ControlWord, Policy, Ready, Standing
-from planaria.core.stepper import Compute, Disputed, Exchange, Heal, RollCall, Stepper, Tell
+from planaria.core.messages import Adopted, ControlWord, Policy, Ready, Standing, Trouble
+from planaria.core.stepper import Compute, Disputed, Exchange, Heal, RollCall, Stepper, Tell, Wait
 from tests.core.test_stepper import commit, compute, id_of, member, quorum, under, working
 
 values = st.lists(st.integers(0, 3), min_size=1, max_size=7)
@@ -88,7 +88,7 @@ def standings(me: Stepper, *checksums: int) -> list[Standing]:
 def test_the_odd_one_heals_and_the_others_go_on_with_what_they_have() -> None:
     me = in_doubt(0)
     assert me.rolled(id_of(1), standings(me, 5, 9, 5)) == [Tell(Adopted(member(0), id_of(1), 1))]
-    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=False)
+    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=False, checksum=5)
     me.healed(id_of(1))
     action = me.next()  # group 1's shards are to be computed anew, some of them by whoever is free
     assert me.have == {0, 1} and isinstance(action, Compute | Exchange)
@@ -97,18 +97,39 @@ def test_the_odd_one_heals_and_the_others_go_on_with_what_they_have() -> None:
 def test_what_the_odd_one_has_computed_counts_no_more_and_its_state_neither() -> None:
     me = in_doubt(1)
     assert me.rolled(id_of(1), standings(me, 5, 9, 5)) == []
-    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True)
+    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True, checksum=5)
     assert not me.settled and not me.have
     assert me.healed(id_of(1)) == [Tell(Adopted(member(1), id_of(1), 1))]
     assert me.settled and me.step == 1
 
 
+def test_what_came_in_a_healing_and_is_not_what_was_agreed_on_does_not_count() -> None:
+    me = in_doubt(1)
+    me.rolled(id_of(1), standings(me, 5, 9, 5))
+    assert isinstance(me.next(), Heal)
+    (told,) = me.spoilt(id_of(1))
+    assert isinstance(told, Tell) and isinstance(told.report, Trouble)  # the others are to call the roll again
+    assert me.next() == Wait(parked=True) and not me.settled
+    me.hear(quorum(2, 0, 1, 2))
+    me.formed(id_of(2))
+    me.rolled(id_of(2), [Standing(1, True, checksum=8), Standing(1, False), Standing(1, True, checksum=5)])
+    assert isinstance(me.next(), Disputed)  # one of two has changed, and no third bears either out
+
+
 def test_if_those_who_could_heal_it_die_its_own_state_is_not_taken_up_again() -> None:
     me = in_doubt(1)
     me.rolled(id_of(1), standings(me, 5, 9, 5))
-    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True)
+    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True, checksum=5)
     effects = under(me, quorum(2, 1), [Standing(1, False)])
     assert any(isinstance(each, Tell) and isinstance(each.report, Ready) for each in effects)  # it asks to be healed
+
+
+def test_who_is_known_to_be_wrong_does_not_begin_the_job_anew_when_all_others_are_lost() -> None:
+    me = in_doubt(1)
+    me.rolled(id_of(1), standings(me, 5, 9, 5))
+    under(me, quorum(2, 1), [Standing(1, False)])
+    under(me, quorum(3, 1, founding=True), [Standing(1, False)])  # the lighthouse knows of nobody else
+    assert me.next() == Disputed(1, (member(1),))
 
 
 @pytest.mark.parametrize("checksums", [(5, 9), (5, 9, 7)])
@@ -122,6 +143,21 @@ def test_nobody_can_tell_who_is_right(checksums: tuple[int, ...]) -> None:
 def test_who_is_left_alone_with_the_doubt_does_not_go_on() -> None:
     me = in_doubt(0)
     under(me, quorum(2, 0, 1), [Standing(1, True), Standing(0, False)])  # group 1 comes back, group 2 is gone
+    assert isinstance(me.next(), Disputed)
+
+
+def test_a_doubt_is_not_forgotten_because_those_who_share_it_end_first() -> None:
+    me = working(0)
+    commit(me)
+    under(me, quorum(2, 0, 1), [Standing(1, True, checksum=5), Standing(1, True, checksum=5)])
+    me.hear(quorum(3, 0, 1))
+    me.formed(id_of(3))
+    me.hear(quorum(4, 0))  # group 1 has ended while the result of the roll call was on its way
+    me.rolled(id_of(3), [Standing(1, True, checksum=5), Standing(1, True, checksum=9)])
+    me.formed(id_of(4))
+    action = me.next()
+    assert isinstance(action, RollCall)
+    me.rolled(id_of(4), [replace(action.standing, checksum=5)])
     assert isinstance(me.next(), Disputed)
 
 

@@ -49,6 +49,19 @@ def test_parameters_count_in_every_step_and_the_rest_now_and_then() -> None:
     assert checks(state, every=0).word(3) == 0
 
 
+def test_a_state_that_changed_between_the_roll_call_and_the_healing_is_refused() -> None:
+    model, optimizer, state = trained()
+    source, (_, _, other) = checks(state), trained(seed=1)
+    receiver, agreed = checks(other), source.signed(Standing(4, True)).checksum
+    other.restore(*state.capture())
+    assert receiver.bears_out(agreed)
+    assert receiver.bears_out(0)  # of a founding quorum nobody has signed
+    flip(optimizer.state[model[0].weight]["exp_avg"])
+    other.restore(*state.capture())
+    assert not receiver.bears_out(agreed)
+    assert checks(other, every=0).bears_out(agreed)
+
+
 def test_the_tensors_that_differ_are_found_and_kept_as_evidence(tmp_path: Path) -> None:
     """Three members' sums of tensors, as the roll call has them."""
     states = [trained()[2] for _ in range(3)]
