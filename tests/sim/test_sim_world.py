@@ -64,7 +64,7 @@ def test_a_stall_is_found_and_names_who_waits() -> None:
     scenario = replace(SMALL, faults=(Fault("cut data", 1.7, 0, 1, 60.0),))
     outcome = World(scenario, stepper=NeverTells).run()
     assert outcome.failed
-    assert outcome.verdict.startswith("no end 70 s after the last fault: group ")
+    assert outcome.verdict.startswith("no end 80 s after the last fault: group ")
     assert "group 0.0 FORMING step" in outcome.verdict
 
 
