@@ -309,7 +309,7 @@ class Stepper:
         return [Tell(Adopted(self.me, id, self.step))] if self.settled else []
 
     def spoilt(self, id: QuorumId) -> list[Effect]:
-        """The state that came in the healing under ``id`` is in place, and is not what its sources had in the roll call.
+        """The state that came in the healing under ``id`` is in place, and not what its sources had in the roll call.
         It counts no more than what was there before, and another roll call tells whose does."""
         self._transfer = None
         self.settled, self._wrong = False, True

@@ -5,8 +5,8 @@ their own roles. The first line of a role is the one that is used, all are belie
 lighthouse first. It is read for every call, so nothing is restarted for it.
 
 The secret itself never travels. Each call carries a proof of its own, made of the role, the time and a number that is
-used once (HMAC-SHA256, RFC 2104); what was seen on the way is worth nothing afterwards. What is said in the call is
-protected by TLS alone.
+used once (HMAC-SHA256, RFC 2104); what was seen on the way is worth nothing to that lighthouse afterwards. What
+is said in the call is protected by TLS alone.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from planaria.core.assignment import contiguous
 from planaria.core.corruption import Recheck, odd_ones
 from planaria.core.messages import Adopted, ControlWord, Policy, Ready, Standing, Trouble
 from planaria.core.stepper import Compute, Disputed, Exchange, Heal, RollCall, Stepper, Tell, Wait
-from tests.core.test_stepper import commit, compute, id_of, member, quorum, under, working
+from tests.core.test_stepper import commit, compute, id_of, member, quorum, stepper, under, working
 
 values = st.lists(st.integers(0, 3), min_size=1, max_size=7)
 
@@ -191,6 +191,18 @@ def test_a_difference_that_no_roll_call_shows_does_not_go_on_for_ever() -> None:
         me.recount()
     me.rolled(id_of(1), standings(me, 5, 5, 5))
     assert isinstance(me.next(), Disputed)
+
+
+def test_who_heals_learns_how_often_the_step_was_counted() -> None:
+    """Or it would have other shards computed twice than the others, and be patient when they are not."""
+    back = stepper(1)
+    said = [Standing(1, True, checksum=5, recounts=1), Standing(0, False)]
+    under(back, quorum(2, 0, 1), said)
+    assert back.next() == Heal(id_of(2), 1, (0,), (1,), receive=True, checksum=5)
+    back.healed(id_of(2))
+    back.recount()
+    action = back.next()
+    assert isinstance(action, RollCall) and action.standing.recounts == 2
 
 
 # --- shards that are computed twice ---------------------------------------------------------------------------

@@ -56,6 +56,13 @@ def test_a_leader_that_cannot_renew_stops_before_anybody_may_take_over() -> None
     assert machine.tick(108.0) == [Acquire(0)]
 
 
+def test_the_floor_is_the_highest_epoch_that_was_told() -> None:
+    machine = Leadership(LEASE)
+    for epoch in (50, 40):
+        machine.told(epoch, 100.0)
+    assert machine.tick(100.0) == [Acquire(50)]
+
+
 def test_one_that_was_stopped_may_not_act_when_it_wakes_whatever_is_asked_first() -> None:
     machine = leading(100.0)
     machine.tick(104.0)
