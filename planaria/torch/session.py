@@ -184,14 +184,15 @@ class Session:
             self._news.forget_quorums()
         self.communicators.rename(order.member)
         self.world.cut()
-        if not self.world.idle and self._phase not in (
-            Phase.APPLYING,
-            Phase.LOADING,
-        ):  # there, user code may wait for anything
+        if not self.world.idle:
             where = self.settings.where
             text = f"{where}: a collective that lost a rank of the group with its connections does not end"
             still = functools.partial(self._has_not_seen, order)
-            end_if_asleep(threading.main_thread(), still, self._shard_seconds, text)
+            end_if_asleep(threading.main_thread(), still, self._shard_seconds, text, self._waits_for_ranks)
+
+    def _waits_for_ranks(self) -> bool:
+        """If it waits: in the other phases user code may wait for anything."""
+        return self._phase not in (Phase.APPLYING, Phase.LOADING)
 
     def _has_not_seen(self, order: Regroup) -> bool:
         return self._regroup is order and not self._closed

@@ -17,15 +17,22 @@ from planaria.core.exits import EXIT_FAILED
 ASLEEP_SECONDS = 1.0
 
 
-def end_if_asleep(thread: threading.Thread, still: Callable[[], bool], after: float, words: str) -> None:
+def end_if_asleep(
+    thread: threading.Thread, still: Callable[[], bool], after: float, words: str, matters: Callable[[], bool]
+) -> None:
     """From ``after`` seconds on and while ``still`` holds: if ``thread`` sleeps for a whole second without being woken
     once, end this process with ``words`` in its log. A thread that computes or waits for a busy machine does not sleep.
+    While ``matters`` does not hold the thread may wait for anything, and what comes then has ``after`` seconds, too.
     Returns at once; a thread looks on, and ends with the process at the latest."""
 
     def look() -> None:
         woken: object = None
         pause.wait(after)
         while still():
+            if not matters():
+                woken = None
+                pause.wait(max(after, ASLEEP_SECONDS))
+                continue
             before, woken = woken, _sleep_of(thread)
             if woken is not None and woken == before:
                 sys.stderr.write(f"{words}; this process ends\n")

@@ -11,7 +11,9 @@ SCRIPT = """
 import threading, time
 from planaria.torch.stuck import end_if_asleep
 over = threading.Event()
-end_if_asleep(threading.main_thread(), lambda: not over.is_set(), 0.1, "it is stuck")
+free = threading.Event()
+free.set()
+end_if_asleep(threading.main_thread(), lambda: not over.is_set(), 0.1, "it is stuck", lambda: not free.is_set())
 until = time.monotonic() + 4
 {body}
 over.set()
@@ -22,9 +24,11 @@ print("went on")
 @pytest.mark.parametrize(
     ("body", "ends"),
     [
-        ("threading.Lock().acquire() and threading.Event().wait()", True),
-        ("while time.monotonic() < until: time.sleep(0.2)", False),  # a wait that is woken all the time
-        ("while time.monotonic() < until: pass", False),
+        ("free.clear(); threading.Lock().acquire() and threading.Event().wait()", True),
+        ("time.sleep(4); free.clear(); threading.Event().wait()", True),
+        ("time.sleep(4)", False),
+        ("free.clear()\nwhile time.monotonic() < until: time.sleep(0.2)", False),  # a wait that is woken all the time
+        ("free.clear()\nwhile time.monotonic() < until: pass", False),
     ],
 )
 def test_only_who_sleeps_for_long_is_stuck(body: str, ends: bool) -> None:
