@@ -109,17 +109,22 @@ class RankLife:
         """What it said itself of its failure; empty if nothing."""
         if self.away:
             return self.remains.error if self.remains is not None else {}
-        try:
-            content = json.loads((self.directory / "error.json").read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        return error_in(self.directory)
 
     @property
     def code(self) -> int | None:
         """How it ended, or was about to end when it was killed for another's sake."""
         bad_input = self.killed and self.error().get("exit_code") == EXIT_BAD_INPUT
         return EXIT_BAD_INPUT if bad_input else self.returncode
+
+
+def error_in(directory: Path) -> dict[str, object]:
+    """What the process whose directory it is said of its failure; empty if nothing."""
+    try:
+        content = json.loads((directory / "error.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def culprit(ranks: list[RankLife], first: RankLife | None) -> RankLife:

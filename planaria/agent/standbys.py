@@ -6,10 +6,8 @@ devices, kernels and allocators are ready. The one that is taken becomes a rank,
 
 from __future__ import annotations
 
-import json
 import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,8 @@ from planaria.engines.base import Ended, Started
 from planaria.engines.launch import directory_of
 
 if TYPE_CHECKING:
-    from planaria.agent.agent import Agent
+    from planaria.agent.ranklife import error_in
+from planaria.agent.agent import Agent
 
 
 @dataclass(slots=True)
@@ -175,10 +174,10 @@ class Standbys:
             agent.events.add("standby", f"{standby.member} has ended: {standby.ended_for or change.cause}")
             return
         directory = directory_of(agent.assignment.directory, change.member)
-        error, log = (change.remains.error, change.remains.log) if change.remains else ({}, directory / "stderr.log")
         if change.remains is None:
-            with suppress(OSError, ValueError, TypeError, RecursionError):
-                error = dict(json.loads((directory / "error.json").read_text()))
+            error, log = error_in(directory), directory / "stderr.log"
+        else:
+            error, log = change.remains.error, change.remains.log
         said = str(error.get("message") or "")
         # What is lost with its node, or has found none, is not the script's doing.
         if not standby.warm and change.returncode is not None:

@@ -46,11 +46,6 @@ from planaria.core.messages import (
 )
 from planaria.core.tree import maximal_nodes
 
-__all__ = [
-    "Action", "Compute", "Disputed", "Drop", "Effect", "Exchange", "Finish", "Form", "Heal", "Leave", "RollCall",
-    "Stepper", "Tell", "Wait",
-]  # fmt: skip
-
 # Exchanges of a step that did not count because something differed. A member that differs heals; one that then differs
 # in the same step again is broken.
 RECOUNTS = 3

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planaria.core.actions import Exchange
 from planaria.core.messages import NO_QUORUM, Member, Policy, Quorum, QuorumId, Standing
-from planaria.core.stepper import Exchange
 from planaria.core.tree import Node, fold_plan
 
 START = 17

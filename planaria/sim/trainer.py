@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from planaria.core import stepper as core
+from planaria.core import actions as core
 from planaria.core.messages import (
     NO_QUORUM,
     ControlWord,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from planaria.core import stepper as core
+from planaria.core import actions as core
 from planaria.core.assignment import paced
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import NonFiniteError, UsageError

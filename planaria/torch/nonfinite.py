@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import torch
 
+from planaria.core.actions import Exchange
 from planaria.core.messages import QuorumId
-from planaria.core.stepper import Exchange
 from planaria.errors import NonFiniteError
 from planaria.torch.gradients import GradientStore
 from planaria.torch.records import ShardRecord, pack_presence, presence_bytes, unpack_presence

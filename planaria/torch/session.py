@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from planaria.core import stepper as core
+from planaria.core import actions as core
 from planaria.core.corruption import Recheck
 from planaria.core.messages import (
     NO_QUORUM,

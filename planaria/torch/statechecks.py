@@ -21,9 +21,9 @@ from pathlib import Path
 
 import xxhash
 
+from planaria.core.actions import Disputed
 from planaria.core.corruption import odd_ones
 from planaria.core.messages import Standing
-from planaria.core.stepper import Disputed
 from planaria.errors import CorruptionError
 from planaria.exchange.checksum import lane_sums
 from planaria.torch.state import ProtectedState

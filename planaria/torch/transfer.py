@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from planaria.core.actions import Heal
 from planaria.core.messages import Corrupted, Phase
-from planaria.core.stepper import Heal
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
 from planaria.torch.session import Session

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from planaria.core import stepper as core
+from planaria.core import actions as core
 from planaria.core.exits import EXIT_INTERRUPTED, EXIT_OK
 from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError, UsageError

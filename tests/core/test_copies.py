@@ -8,9 +8,10 @@ import pytest
 from quorum_desk import Desk
 from test_stepper import member, quorum
 
+from planaria.core.actions import Heal
 from planaria.core.founding import FOUNDING_GRACE, RESUMES
 from planaria.core.messages import NO_QUORUM, Policy, QuorumId, Ready, Standing
-from planaria.core.stepper import Heal, Stepper
+from planaria.core.stepper import Stepper
 
 
 def copying(groups: int = 2, saves: bool = False) -> Desk:

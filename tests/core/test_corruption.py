@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planaria.core.actions import Compute, Disputed, Exchange, Heal, RollCall, Tell, Wait
 from planaria.core.assignment import contiguous
 from planaria.core.corruption import Recheck, odd_ones
 from planaria.core.messages import Adopted, ControlWord, Policy, Ready, Standing, Trouble
-from planaria.core.stepper import Compute, Disputed, Exchange, Heal, RollCall, Stepper, Tell, Wait
+from planaria.core.stepper import Stepper
 from tests.core.test_stepper import commit, compute, id_of, member, quorum, stepper, under, working
 
 values = st.lists(st.integers(0, 3), min_size=1, max_size=7)

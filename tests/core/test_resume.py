@@ -6,11 +6,12 @@ import pytest
 from quorum_desk import LAST, Desk, line, working
 from test_stepper import member, quorum, under
 
+from planaria.core.actions import Compute, Finish, Heal
 from planaria.core.founding import FOUNDING_GRACE, RESUMES
 from planaria.core.ledger import LAST_WORD_WINDOW
 from planaria.core.messages import NO_QUORUM, Member, Policy, QuorumId, Ready, Saved, Standing
 from planaria.core.roster import LineageRecord, Record, lineage_after
-from planaria.core.stepper import Compute, Finish, Heal, Stepper
+from planaria.core.stepper import Stepper
 
 
 def saved(desk: Desk, step: int, trouble: str = "") -> None:

@@ -6,6 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from planaria.core.actions import (
+    Compute,
+    Drop,
+    Exchange,
+    Finish,
+    Form,
+    Heal,
+    Leave,
+    RollCall,
+    Tell,
+    Wait,
+)
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
@@ -19,19 +31,7 @@ from planaria.core.messages import (
     Standing,
     Trouble,
 )
-from planaria.core.stepper import (
-    Compute,
-    Drop,
-    Exchange,
-    Finish,
-    Form,
-    Heal,
-    Leave,
-    RollCall,
-    Stepper,
-    Tell,
-    Wait,
-)
+from planaria.core.stepper import Stepper
 
 FRESH = Standing(0, False)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from planaria.core import actions as core
 from planaria.core import leadership as election
-from planaria.core import stepper as core
 from planaria.core.leadership import Answer, Away, Held, Leadership
 from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId, Ready
 from planaria.core.quorum import Lighthouse

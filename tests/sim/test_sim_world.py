@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from planaria.core.actions import Exchange
 from planaria.core.messages import Member, Policy, Quorum, QuorumId
-from planaria.core.stepper import Exchange, Stepper
+from planaria.core.stepper import Stepper
 from planaria.core.tree import Node
 from planaria.sim.__main__ import main
 from planaria.sim.invariants import Checker, Violation, add, gradient, reduce
