@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from planaria.agent.link import Link
 from planaria.core.messages import (
     Adopted,
     Heartbeat,
@@ -46,6 +47,17 @@ PATIENCE = 30.0
 
 RUN = "import typer; from planaria.cli.lighthouse import lighthouse; typer.run(lighthouse)"
 ROOT = Path(__file__).parents[2]
+
+
+def link_that_notes(notes: asyncio.Queue[tuple[str, str]]) -> Link:
+    """A real agent's link, of an agent without groups. What it would tell people goes to ``notes``."""
+    return Link(
+        lambda: Hello("a", "host", JobSpec("train", 1)),
+        lambda: (),
+        lambda order: None,
+        lambda *note: notes.put_nowait(note),
+        lambda why: notes.put_nowait(("refused", why)),
+    )
 
 
 class FakeAgent:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from lighthouse_clients import ROOT, FakeAgent, Lighthouse
+from lighthouse_clients import ROOT, FakeAgent, Lighthouse, link_that_notes
 
 from planaria.agent.link import Link
 from planaria.core.messages import Hello, JobSpec
@@ -98,13 +98,7 @@ def test_only_a_lighthouse_is_believed_to_be_one(own: Path, site: Path, tmp_path
 
 async def test_credentials_are_replaced_under_a_running_lighthouse_and_agent(own: Path, tmp_path: Path) -> None:
     notes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    link = Link(
-        lambda: Hello("a", "host", JobSpec("train", 1)),
-        lambda: (),
-        lambda order: None,
-        lambda *note: notes.put_nowait(note),
-        lambda why: notes.put_nowait(("refused", why)),
-    )
+    link = link_that_notes(notes)
     with Lighthouse(tmp_path / "db") as first:
         running = asyncio.create_task(link.run(first.address))
         try:

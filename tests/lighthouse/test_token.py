@@ -10,10 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from lighthouse_clients import Lighthouse
+from lighthouse_clients import Lighthouse, link_that_notes
 
-from planaria.agent.link import Link
-from planaria.core.messages import Hello, JobSpec
 from planaria.errors import UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.wire import control_pb2 as pb
@@ -63,13 +61,7 @@ async def test_roles_and_replay(secret: Path, tmp_path: Path, monkeypatch: pytes
 
 async def test_new_secrets_are_taken_up_under_a_running_lighthouse_and_agent(secret: Path, tmp_path: Path) -> None:
     notes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    link = Link(
-        lambda: Hello("a", "host", JobSpec("train", 1)),
-        lambda: (),
-        lambda order: None,
-        lambda *note: notes.put_nowait(note),
-        lambda why: notes.put_nowait(("refused", why)),
-    )
+    link = link_that_notes(notes)
     with Lighthouse(tmp_path / "db") as first:
         running = asyncio.create_task(link.run(first.address))
         try:
