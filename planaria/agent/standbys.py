@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from planaria.agent.ranklife import error_in
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 from planaria.core.fingerprint import unfit
@@ -20,8 +21,7 @@ from planaria.engines.base import Ended, Started
 from planaria.engines.launch import directory_of
 
 if TYPE_CHECKING:
-    from planaria.agent.ranklife import error_in
-from planaria.agent.agent import Agent
+    from planaria.agent.agent import Agent
 
 
 @dataclass(slots=True)
