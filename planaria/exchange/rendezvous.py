@@ -29,8 +29,10 @@ NEVER = timedelta(days=365)
 CONNECT = timedelta(seconds=5)
 
 # When all members are known they listen, and their connections are accepted by threads that need no lock of Python's.
-# Only one that has gone meanwhile does not answer: gloo then tries on for so long, and nothing can end that.
+# Only one that has gone meanwhile does not answer: gloo then tries on for so long, and nothing can end that. What it
+# waits for is five times the timeout that it is given (seen); to reach one that listens takes no such time.
 MEETING = timedelta(seconds=30)
+GLOO_WAITS = 5
 
 gloo: Any = ProcessGroupGloo  # torch's stubs lack send, recv and _Options
 
@@ -171,7 +173,7 @@ def gloo_group(
         lines.peers = {address: peer for address, peer in devices.items() if peer != rank}
         missing = f"connecting {size} members"
         options = gloo._Options()
-        options._timeout = min(timeout, MEETING)
+        options._timeout = min(timeout, MEETING) / GLOO_WAITS
         options._devices = [device]
         options._threads = threads  # send and receive, which is all that an exchange uses, run on the device's
         if lines.is_cut:
