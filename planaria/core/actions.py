@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.core.messages import Adopted, Finished, Member, Quorum, QuorumId, Ready, Standing, Trouble
+from planaria.core.messages import NO_QUORUM, Adopted, Finished, Member, Quorum, QuorumId, Ready, Standing, Trouble
 from planaria.core.tree import Node, leaves, maximal_nodes
 
 # --- effects for the control side -----------------------------------------------------------------------------
@@ -59,6 +59,8 @@ class Heal:
     healers: tuple[int, ...]
     receive: bool
     checksum: int = 0  # of that state, as its sources signed it; 0: they did not
+    under: QuorumId = NO_QUORUM  # quorum of its newest commit
+    since: int | None = None  # healers are given the syncs from this step on, not the state: see catching_up.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -448,6 +448,12 @@ class Standing:
     seconds_per_shard: float = 0.0  # as in its newest control word; 0: it has none yet
     recounts: int = 0  # how often the exchange of `step` was complete, and did not count: something differed
     checksum: int = 0  # of its group's whole state, 64 bits; 0: not asked for, or its state does not count anyway
+    # Low communication, see catching_up.py. A state that the group holds or has a copy of, as step and quorum of its
+    # newest commit, from which it could follow; none, if that quorum is NO_QUORUM.
+    base: tuple[int, QuorumId] = (0, NO_QUORUM)
+    # Likewise: the states from which it could lead others to its own: the quorums under which step - 1, step - 2, …
+    # were committed; at most HISTORY.
+    history: tuple[QuorumId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

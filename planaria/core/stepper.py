@@ -30,6 +30,7 @@ from planaria.core.actions import (
     Wait,
 )
 from planaria.core.assignment import contiguous, dedupe, fill, slots, weights_of
+from planaria.core.catching_up import way
 from planaria.core.corruption import Recheck, odd_ones
 from planaria.core.messages import (
     NO_QUORUM,
@@ -249,7 +250,9 @@ class Stepper:
             return [Tell(Adopted(self.me, id, top))]
         if healers:
             checksum = standings[sources[0]].checksum
-            self._heal = Heal(id, top, sources, healers, receive=rank in healers, checksum=checksum)
+            since, givers = way(standings, sources, healers) if not odd else (None, sources)
+            receive = rank in healers
+            self._heal = Heal(id, top, givers, healers, receive, checksum, under, since)
             self._healed_under = under
         haves = [standings[r].have if r in sources else frozenset() for r in range(len(standings))]
         weights = weights_of([s.seconds_per_shard for s in standings])

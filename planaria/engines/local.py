@@ -16,6 +16,7 @@ from planaria.core.messages import STANDBYS, Member, Order
 from planaria.engines.base import Broken, Change, Dying, Ended, Instance, Started
 from planaria.engines.devices import Gpus, Shares
 from planaria.engines.forking import ForkServer, ForkServerError
+from planaria.engines.keeping import Keeping
 from planaria.engines.launch import Launch
 
 Rank = tuple[Member, int]
@@ -64,6 +65,7 @@ class LocalEngine:
         self._forks: dict[Rank, asyncio.Task[None]] = {}
         self._leftover: set[int] = set()  # process groups whose leader is gone
         self._ids = count()
+        self._keeping = Keeping()
         launch.directory.mkdir(parents=True, exist_ok=True)
         self._server = ForkServer(
             launch.common_env(),
@@ -169,6 +171,7 @@ class LocalEngine:
         directory = self._launch.directory_of(member, rank)
         directory.mkdir(parents=True, exist_ok=True)
         env = self._launch.own_env(member, rank, self._shared[member].port) | _TAKING_A_PLACE
+        env["PLANARIA_KEPT"] = self._keeping.paths(member.group, rank)
         env["PLANARIA_JOINS"] = str(int(self._launch.world > 1))
         if self._shares.any:
             env["LOCAL_RANK"] = "0"  # it sees one GPU
@@ -248,6 +251,7 @@ class LocalEngine:
                 self._gone(member, rank)
             else:
                 self._forget(member, rank)
+        self._keeping.close()
         self._tell = lambda change: None
 
     async def _fork(self, member: Member, rank: int) -> None:
@@ -283,6 +287,7 @@ class LocalEngine:
         else:
             env = self._launch.env_of(member, rank, shared.port)
             env |= {"PLANARIA_RESUME": str(int(shared.founder)), "PLANARIA_JOINS": str(int(life.joins))}
+            env["PLANARIA_KEPT"] = self._keeping.paths(member.group, rank)
         return ForkRequest(
             id=next(self._ids),
             parent=os.getpid(),

@@ -33,6 +33,18 @@ class CodedHostEngine(HostEngine):
         self._sent: dict[int, list[Transfer]] = {}  # this member's sums of a piece under way, by piece
         self._numbers: dict[int, Tensor] = {}  # decoded, by position
 
+    def outcome(self) -> list[Tensor]:
+        found = [torch.zeros(coded_bytes(numel), dtype=torch.uint8, device="cpu") for numel in self._layout.buckets]
+        for index, piece in enumerate(self._pieces):
+            whole = Coded.within(found[piece.bucket], self._layout.buckets[piece.bucket], self._codec)
+            for folder, share in enumerate(self._shares[index]):
+                if self._numel(index, folder):
+                    coded = self._coded(self._mean_wire(index, folder), index, folder)
+                    part = whole.part(share.start, share.stop)
+                    part.scales.copy_(coded.scales)
+                    part.codes.copy_(coded.codes)
+        return found
+
     def _forget(self) -> None:
         super()._forget()
         self._sent.clear()

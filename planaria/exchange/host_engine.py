@@ -73,6 +73,11 @@ class HostEngine(Engine):
         if step.launched == len(self._pieces) and not self._flights and self._all_submitted(step):
             self._complete(step)
 
+    def outcome(self) -> list[Tensor]:
+        """Copies of the newest results, one for each bucket, in as few bytes as they travelled in: see ``decoded``. The
+        training thread, once the round is finished and before the next begins."""
+        return [each.clone() for each in self._results]
+
     def _forget(self) -> None:
         """What is under way belongs to a round that was given up: nothing of it may arrive any more."""
         self._flights.clear()

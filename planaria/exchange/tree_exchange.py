@@ -24,9 +24,10 @@ from torch import Tensor
 
 from planaria.core.messages import CODED
 from planaria.core.tree import Node
-from planaria.errors import CommunicatorError
+from planaria.errors import CommunicatorError, ProtocolError
 from planaria.exchange.coded_device_engine import CodedDeviceEngine
 from planaria.exchange.coded_host_engine import CodedHostEngine
+from planaria.exchange.codes import Coded, Coder, coded_bytes
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.device_engine import DEVICE_PIECE_BYTES, DeviceEngine
 from planaria.exchange.engine import Engine
@@ -34,12 +35,25 @@ from planaria.exchange.exchange_plan import Announcement, ExchangeResult, Plan, 
 from planaria.exchange.host_engine import HostEngine
 from planaria.exchange.layout import Layout
 
-__all__ = ["Announcement", "ExchangeResult", "TreeExchange"]
+__all__ = ["Announcement", "ExchangeResult", "TreeExchange", "decoded"]
 
 # Large pieces cost the fewest messages, each of which wakes threads on both sides: on two loaded cores pieces of 4, 8,
 # 16 and 25 MB took 1.27, 1.18, 1.14 and 1.12 times as long as a plain all-reduce of 120 MB (bench/exchange.py).
 PIECE_BYTES = 25 << 20
 WINDOW = 2  # pieces under way at a time: one travels while one is folded; more take more memory and no less time
+
+
+def decoded(outcome: Tensor, numel: int, reduction: str) -> Tensor:
+    """The result of a bucket of ``numel`` numbers, the same bits (fp32), from what ``TreeExchange.outcome`` gave.
+    Raises ProtocolError if that is of another form."""
+    dtype, length = (torch.uint8, coded_bytes(numel)) if reduction in CODED else (torch.float32, numel)
+    if outcome.dtype != dtype or outcome.shape != (length,):
+        raise ProtocolError(f"a result of {numel} numbers is {outcome.dtype} {tuple(outcome.shape)}")
+    if reduction not in CODED:
+        return outcome
+    out = torch.empty(numel, dtype=torch.float32, device="cpu")
+    Coder(reduction, out.device).decode(Coded.within(outcome, numel, reduction), out)
+    return out
 
 
 class TreeExchange:
@@ -150,6 +164,12 @@ class TreeExchange:
         result = self._all_submitted("finish").pending.wait(interrupted)
         self._round = None
         return result
+
+    def outcome(self) -> list[Tensor]:
+        """What ``decoded`` makes the newest result of, one flat tensor for each bucket: copies. In main memory only;
+        after ``finish`` and before the next ``begin``."""
+        assert isinstance(self._engine, HostEngine)
+        return self._engine.outcome()
 
     def _post(self, step: Round) -> None:
         engine = self._engine

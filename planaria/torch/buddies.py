@@ -130,7 +130,7 @@ class Buddies:
         with self._calling():
             manifest, tensors = (b"", []) if busy else self._state.capture()
         span = Range(tuple(tensor.nbytes for tensor in tensors))
-        said = {"busy": busy, "sizes": [len(manifest), span.total], "free": _free_memory()}
+        said = {"busy": busy, "sizes": [len(manifest), span.total], "free": free_memory()}
         said["room"] = sum(each.numel() for each in self._spare) + sum(
             copy.data.numel() for copies in (self._own, self._wards) for copy in copies.values()
         )
@@ -331,7 +331,7 @@ def _sum(block: Tensor) -> int:
     return xxhash.xxh3_64_intdigest(block.numpy().data)
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes that this machine, or the control group of this process, can still give."""
     free = int(psutil.virtual_memory().available)
     try:

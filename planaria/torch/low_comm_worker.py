@@ -21,11 +21,12 @@ from torch.nn import Parameter
 from planaria.core import actions as core
 from planaria.core.assignment import paced
 from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
-from planaria.errors import NonFiniteError, UsageError
+from planaria.errors import NonFiniteError, ProtocolError, UsageError
 from planaria.exchange.layout import Layout
-from planaria.exchange.tree_exchange import Announcement, TreeExchange
+from planaria.exchange.tree_exchange import Announcement, TreeExchange, decoded
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
+from planaria.torch.catching_up import CatchUp, Missed
 from planaria.torch.checks import TrainableWatch
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
@@ -72,6 +73,10 @@ class LowCommWorker(Worker):
         self._pace = sync.sync.steps  # inner steps that this group makes in a round
         self._looked = not sync.sync.paced  # that the script's own state does not depend on how many they are
         self.identity: dict[str, str] = {}  # of the job, once it is known
+        self._catch_up: CatchUp | None = None
+        # What GPUs exchange stays on them: whoever comes back there takes all of the state.
+        if not session.alone and state.device.type == "cpu":
+            self._catch_up = session.catch_up = CatchUp(session, state, sync, self._sync_again)
 
     def _fragment(self, number: int) -> _Fragment:
         named = self._sync.shared_of(number)
@@ -92,7 +97,12 @@ class LowCommWorker(Worker):
                 f"{self.settings.where}, step {self.step}: the inner optimizer was stepped after step.batches had "
                 "ended; its steps belong into the loop over the batches"
             )
+        overtaken = self.overtaken
+        if self._catch_up is not None and overtaken:
+            self._catch_up.wait()
         super().commit()
+        if self._catch_up is not None and not overtaken:
+            self._catch_up.committed(self.step, self.session.stepper.under)
 
     def finish(self) -> bool:
         if not super().finish():
@@ -108,11 +118,18 @@ class LowCommWorker(Worker):
         """What this group is, as all its ranks agree, and the digest of the state with which it starts at step
         ``start``; empty if it takes that of others. Raises UsageError if the run to be replayed was another."""
         self.identity = identity
+        if self._catch_up is not None:
+            self._catch_up.meet()
         if start == 0:
             self._sync.origin = initial
         if self._script is not None:
             self._script.check(identity)
             self._script.compare("the state at the start", self._script.origin, self._sync.origin)
+
+    def go_back(self) -> tuple[int, QuorumId]:
+        if self._catch_up is not None:
+            self._catch_up.lose()
+        return super().go_back()
 
     def _give_up(self) -> None:
         super()._give_up()
@@ -256,7 +273,11 @@ class LowCommWorker(Worker):
             )
         mine = self._store.have
         keeps = not sync.sync.exact and len(mine) == 1 and mine <= {record.shard for record in counted}
-        sync.outer_step(self._fragment_in_use, math.fsum(record.weight for record in counted), keeps)
+        total = math.fsum(record.weight for record in counted)
+        if self._catch_up is not None:
+            assert self._exchange is not None
+            self._catch_up.begin(self._fragment_in_use, total, self._exchange[1].outcome())
+        sync.outer_step(self._fragment_in_use, total, keeps)
         sync.kept = (step + 1, *mine) if keeps else None  # type: ignore[assignment]
         self._steps_seen = sync.inner_steps
         if step == 0 and not sync.sync.exact:
@@ -270,6 +291,20 @@ class LowCommWorker(Worker):
         if not sync.sync.exact:
             self._note(step, counted, out)
         return True
+
+    def _sync_again(self, missed: Missed) -> None:
+        """What the sync made of the shared state of the step before it. Raises ProtocolError for what was none."""
+        if not 0 <= missed.fragment < len(self._fragments):
+            raise ProtocolError(f"a peer tells of a sync of fragment {missed.fragment} of {len(self._fragments)}")
+        fragment, reduction = self._fragments[missed.fragment], self.settings.reduction
+        sizes = fragment.layout.buckets
+        if len(missed.outcome) != len(sizes):
+            raise ProtocolError(f"a peer tells of a sync of {len(missed.outcome)} buckets, not {len(sizes)}")
+        results = [decoded(each, numel, reduction) for each, numel in zip(missed.outcome, sizes, strict=True)]
+        seeding.seed_apply(self.settings.seed, missed.base[0])
+        self._sync.set_outer_options(missed.options)
+        fragment.store.assign(results, (True,) * len(fragment.named))
+        self._sync.outer_step(missed.fragment, missed.total, keeps=False)
 
     def _note(self, step: int, counted: list[ShardRecord], out: list[int]) -> None:
         there = frozenset(record.shard for record in counted)

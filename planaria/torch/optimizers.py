@@ -86,6 +86,10 @@ class OptimizerPart(Part):
     def places(self, body: Any) -> Iterator[tuple[int, str]]:
         for index, group in enumerate(body["groups"]):
             yield from plain.places(group, f"{self.name}.param_groups[{index}]")
+        yield from self.state_places(body)
+
+    def state_places(self, body: Any) -> Iterator[tuple[int, str]]:
+        """Of what is not options."""
         for index, item in body["state"]:
             yield from plain.places(item, self._path(index))
 

@@ -18,7 +18,7 @@ import xxhash
 from planaria.core.messages import ControlWord, QuorumId, Standing
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 
-VERSION = 5
+VERSION = 6
 _ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
 _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354
@@ -26,7 +26,8 @@ _WORD = struct.Struct("<qQQd?Q")
 _COUNTS = struct.Struct("<IIHI")  # records, bytes of a presence bitmap, metrics per record, second opinions
 _RECORD = struct.Struct("<Iqd?IQ")
 _SECOND = struct.Struct("<IQ")
-_STANDING = struct.Struct("<q?dQQIQI")
+_STANDING = struct.Struct("<q?dQQIQIqQQI")
+_QUORUM = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +203,13 @@ def cursors(records: Iterable[ShardRecord]) -> Mapping[int, int]:
 # --- the roll call --------------------------------------------------------------------------------------------
 
 
-def standing_bytes(shards: int) -> int:
-    """Size of every roll-call entry of a job of ``shards`` shards."""
-    return _ENVELOPE.size + _STANDING.size + presence_bytes(shards)
+def standing_bytes(shards: int, history: int = 0) -> int:
+    """Size of every roll-call entry of a job of ``shards`` shards whose members tell of so much ``history``."""
+    return _ENVELOPE.size + _STANDING.size + presence_bytes(shards) + history * _QUORUM.size
 
 
-def encode_standing(standing: Standing, shards: int) -> bytes:
-    """One member's entry in the roll call, ``standing_bytes(shards)`` bytes long."""
+def encode_standing(standing: Standing, shards: int, history: int = 0) -> bytes:
+    """One member's entry in the roll call, ``standing_bytes(shards, history)`` bytes long."""
     if standing.have and not 0 <= min(standing.have) <= max(standing.have) < shards:
         raise ProtocolError(f"a standing claims shards {sorted(standing.have)} of a job of {shards}")
     held = pack_presence([shard in standing.have for shard in range(shards)])
@@ -222,8 +223,13 @@ def encode_standing(standing: Standing, shards: int) -> bytes:
         shards,
         standing.checksum,
         standing.recounts,
+        standing.base[0],
+        standing.base[1].epoch,
+        standing.base[1].number,
+        len(standing.history),
     )
-    return _seal(_STANDING_KIND, head + held, standing_bytes(shards))
+    told = b"".join(_QUORUM.pack(each.epoch, each.number) for each in standing.history)
+    return _seal(_STANDING_KIND, head + held + told, standing_bytes(shards, history))
 
 
 def decode_standing(data: bytes, shards: int) -> Standing:
@@ -231,12 +237,17 @@ def decode_standing(data: bytes, shards: int) -> Standing:
     body = _unseal(_STANDING_KIND, data)
     if len(body) < _STANDING.size:
         raise ProtocolError("a roll-call entry is cut short")
-    step, settled, seconds, epoch, number, theirs, checksum, recounts = _STANDING.unpack_from(body, 0)
+    step, settled, seconds, epoch, number, theirs, checksum, recounts, *base, told = _STANDING.unpack_from(body, 0)
     if theirs != shards:
         raise ProtocolError(f"a peer's job has {theirs} shards, this one {shards}")
-    held = unpack_presence(body[_STANDING.size :], shards)
+    end = _STANDING.size + presence_bytes(shards)
+    if len(body) != end + told * _QUORUM.size:
+        raise ProtocolError(f"a roll-call entry that tells of {told} syncs has an odd length of {len(body)} bytes")
+    held = unpack_presence(body[_STANDING.size : end], shards)
     have = frozenset(shard for shard, flag in enumerate(held) if flag)
-    return Standing(step, settled, have, QuorumId(epoch, number), seconds, recounts, checksum)
+    history = tuple(QuorumId(*each) for each in _QUORUM.iter_unpack(body[end:]))
+    key = (base[0], QuorumId(*base[1:]))
+    return Standing(step, settled, have, QuorumId(epoch, number), seconds, recounts, checksum, key, history)
 
 
 # --- shared ---------------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from planaria.core import actions as core
+from planaria.core.catching_up import HISTORY
 from planaria.core.corruption import Recheck
 from planaria.core.messages import (
     NO_QUORUM,
@@ -55,6 +56,9 @@ from planaria.torch.stuck import end_if_asleep
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import ProgressPage
 
+if TYPE_CHECKING:
+    from planaria.torch.catching_up import CatchUp
+
 ALONE = QuorumId(1, 1)
 # Orders reach the ranks of a group within less, and a recovery is many times as long.
 SKEW_SECONDS = 0.001
@@ -88,6 +92,7 @@ class Session:
         )
         self.stepper: Stepper  # set by start
         self.checks = StateChecks(settings.check_state, state, self.gather, settings.directory)
+        self.catch_up: CatchUp | None = None  # low communication: set before the first step
         self._news = News()
         self._lock = threading.Lock()  # for what follows
         self._stop = False
@@ -399,13 +404,16 @@ class Session:
     def _roll(self, action: core.RollCall) -> None:
         standings: list[Standing] = []
         mine = self.checks.signed(action.standing)
+        history = 0
+        if self.catch_up is not None:
+            mine, history = self.catch_up.told(mine), HISTORY
 
         def ask(payload: bytes) -> list[bytes]:
             pending = self.communicator(action.quorum).gather(payload)
             return pending.wait(lambda: self.stopped_waiting(action.quorum))
 
         def roll() -> None:
-            entries = ask(encode_standing(mine, self.settings.shards))
+            entries = ask(encode_standing(mine, self.settings.shards, history))
             standings.extend(decode_standing(entry, self.settings.shards) for entry in entries)
             self.checks.look(standings, ask)
 

@@ -237,6 +237,17 @@ class ProtectedState:
             if not part.can_fail:
                 part.apply(theirs[name][1], received)
 
+    def synced_places(self, manifest: bytes) -> dict[int, str]:
+        """By index, the names of those tensors of a captured state that syncs alone change: see SyncPart. Raises
+        ProtocolError if they are not in their places."""
+        sync = self.sync
+        assert sync is not None
+        bodies = [body for name, kind, body in _parse(manifest)["objects"] if (name, kind) == (sync.name, sync.kind)]
+        try:
+            return sync.synced_places(*bodies)
+        except (KeyError, TypeError, ValueError):
+            raise ProtocolError(f"a peer's state of {sync.name} is malformed") from None
+
     def digest(self) -> str:
         """xxh3_128 in hexadecimal over everything.
 

@@ -23,7 +23,7 @@ from planaria.torch import plain
 from planaria.torch.fragments import Fragments, cut
 from planaria.torch.low_comm import LowCommunication
 from planaria.torch.optimizers import OptimizerPart
-from planaria.torch.parts import ModulePart, Part, Received, live, wrapped
+from planaria.torch.parts import ModulePart, Part, Received, TensorSpec, live, wrapped
 from planaria.wire.membership import Membership
 
 
@@ -312,6 +312,53 @@ class SyncPart(Part):
         self.membership.changes = [list(line) for line in body["membership"]]
         self.origin, self.first = body["origin"], body["first"]
         self.renew(options=False)
+
+    # --- what syncs make of it: the shared parameters and the outer optimizer's state -------------------------
+
+    def pack_synced(self, tensors: list[Tensor]) -> Any:
+        shared = []
+        for name, (parameter, _) in zip(self._names, self._pairs, strict=True):
+            shared.append([name, len(tensors)])
+            tensors.append(parameter)
+        return {"shared": shared, "outer": self._outer.pack(tensors), "origin": self.origin}
+
+    def apply_synced(self, body: Any, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+        """Put in place what ``pack_synced`` gave, in a process that runs the same script. Raises UsageError, with
+        nothing written, if it does not fit."""
+        theirs = {name: tensors[index] for name, index in body["shared"]}
+        problems = self._outer.check(body["outer"], tensors)
+        if theirs.keys() != set(self._names) or problems:
+            raise UsageError(f"a copy of {self.name} does not fit: {'; '.join(problems) or 'other parameters'}")
+        for name, (shared, _) in zip(self._names, self._pairs, strict=True):
+            live(shared).copy_(theirs[name])
+        self._outer.apply(body["outer"], Received(tensors, specs, self._outer.models(body["outer"])))
+
+    def synced_places(self, body: Any) -> dict[int, str]:
+        """By index, the names of those tensors in a packed body that syncs alone change."""
+        of_modules = [
+            (index, f"{module.name}.{key}")
+            for module, packed in zip(self.modules, body["modules"], strict=True)
+            for key, index in packed
+            if key in module.local
+        ]
+        return dict([*of_modules, *self._outer.state_places(body["outer"])])
+
+    @property
+    def copies(self) -> int:
+        """Numbers that syncs change for each number of a parameter: 2 for an outer optimizer with momentum."""
+        state = self._optimizer.state
+        each = [[v for v in state[p].values() if isinstance(v, Tensor) and v.shape == p.shape] for p in state]
+        return 1 + max(map(len, each), default=0)
+
+    def outer_options(self) -> Any:
+        """Of the outer optimizer, packed; None if they are not plain data alone."""
+        tensors: list[Tensor] = []
+        packed = plain.pack([{**g, "params": 0} for g in self._optimizer.param_groups], tensors, self.name)
+        return None if tensors else packed
+
+    def set_outer_options(self, packed: Any) -> None:
+        for group, theirs in zip(self._optimizer.param_groups, plain.unpack(packed, ()), strict=True):
+            group.update({key: value for key, value in theirs.items() if key != "params"})
 
     def describe(self) -> list[str]:
         return [line for module in self.modules for line in module.describe()]

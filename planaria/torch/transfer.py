@@ -31,11 +31,15 @@ class Transfer:
         registered, sources = self._state.registered is not None, order.sources
         if registered:  # what a script's own functions make of equal states need not be equal byte for byte
             sources = sources[:1]
+        catch_up = self._session.catch_up
         if not order.receive:
             if communicator.rank not in sources:
                 return lambda: True
             with self._session.during(self.phase):
-                manifest, tensors = self._state.capture(marked=self.inside)
+                if catch_up is not None and order.since is not None:
+                    manifest, tensors = catch_up.lead(order.since, self.inside)
+                else:
+                    manifest, tensors = self._state.capture(marked=self.inside)
             healing.serve(communicator, tensors, manifest, sources, order.healers)
             return lambda: True
         self._say_why(order, communicator.rank)
@@ -45,13 +49,26 @@ class Transfer:
         tensors = [data.view(spec.dtype).reshape(spec.wire_shape) for spec, data in raw]
 
         def put() -> bool:
+            manifest, given = healed.manifest, tensors
+            if catch_up is not None and order.since is not None:
+                with self._session.during(self.phase):
+                    found = catch_up.follow(order, manifest, given)
+                if found is None:
+                    return False
+                manifest, given = found
+            elif catch_up is not None:
+                catch_up.lose()
             here = not (self.inside and registered)  # not beneath code of the script that will not go on anyway
             if here:
                 with self._session.during(self.phase):
-                    self._state.restore(healed.manifest, tensors)
+                    self._state.restore(manifest, given)
             if self.inside:
-                self.healed = (healed.manifest, tensors)
+                self.healed = (manifest, given)
             self.taken += 1
+            if catch_up is not None:
+                catch_up.has(order)
+                if order.since is None:
+                    catch_up.took_all(order, given)
             return not here or self._session.checks.bears_out(order.checksum)
 
         return put

@@ -1,0 +1,35 @@
+"""Memory that outlives a rank's process, in which it keeps what its successor in the same place can begin with.
+
+Files without a name that this process holds open: they are gone when it is, however it ends, and nobody else's limit on
+/dev/shm holds for them. Ranks open them through /proc, which lets nobody in but this user. What is in them is the
+ranks' business: planaria/torch/kept.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+SLOTS = 2  # one is whole while the other is written
+
+
+class Keeping:
+    """Of one node's ranks, by group and rank."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[int, int], list[int]] = {}
+
+    def paths(self, group: int, rank: int) -> str:
+        """Of the files of this place, separated by colons; empty where there is no such memory. They are empty at
+        first, and stay the same for all that come to this place."""
+        if sys.platform != "linux":
+            return ""
+        if (group, rank) not in self._files:
+            self._files[group, rank] = [os.memfd_create(f"planaria-{group}.{rank}") for _ in range(SLOTS)]
+        return ":".join(f"/proc/{os.getpid()}/fd/{each}" for each in self._files[group, rank])
+
+    def close(self) -> None:
+        for files in self._files.values():
+            for each in files:
+                os.close(each)
+        self._files.clear()
