@@ -125,7 +125,7 @@ def test_the_roll_call_tells_copies_of_one_step_apart() -> None:
     stepper.formed(founding.id)
     standings = [Standing(4, False, under=QuorumId(1, 1)), Standing(4, False, under=QuorumId(1, 2))]
     stepper.rolled(founding.id, standings)
-    assert stepper.next() == Heal(founding.id, 4, (1,), (0,), receive=True)
+    assert stepper.next() == Heal(founding.id, 4, (1,), (0,), receive=True, under=QuorumId(1, 2))
 
 
 @pytest.mark.parametrize("gets_on", [True, False])

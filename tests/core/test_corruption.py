@@ -89,7 +89,7 @@ def standings(me: Stepper, *checksums: int) -> list[Standing]:
 def test_the_odd_one_heals_and_the_others_go_on_with_what_they_have() -> None:
     me = in_doubt(0)
     assert me.rolled(id_of(1), standings(me, 5, 9, 5)) == [Tell(Adopted(member(0), id_of(1), 1))]
-    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=False, checksum=5)
+    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=False, checksum=5, under=id_of(1))
     me.healed(id_of(1))
     action = me.next()  # group 1's shards are to be computed anew, some of them by whoever is free
     assert me.have == {0, 1} and isinstance(action, Compute | Exchange)
@@ -98,7 +98,7 @@ def test_the_odd_one_heals_and_the_others_go_on_with_what_they_have() -> None:
 def test_what_the_odd_one_has_computed_counts_no_more_and_its_state_neither() -> None:
     me = in_doubt(1)
     assert me.rolled(id_of(1), standings(me, 5, 9, 5)) == []
-    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True, checksum=5)
+    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True, checksum=5, under=id_of(1))
     assert not me.settled and not me.have
     assert me.healed(id_of(1)) == [Tell(Adopted(member(1), id_of(1), 1))]
     assert me.settled and me.step == 1
@@ -120,7 +120,7 @@ def test_what_came_in_a_healing_and_is_not_what_was_agreed_on_does_not_count() -
 def test_if_those_who_could_heal_it_die_its_own_state_is_not_taken_up_again() -> None:
     me = in_doubt(1)
     me.rolled(id_of(1), standings(me, 5, 9, 5))
-    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True, checksum=5)
+    assert me.next() == Heal(id_of(1), 1, (0, 2), (1,), receive=True, checksum=5, under=id_of(1))
     effects = under(me, quorum(2, 1), [Standing(1, False)])
     assert any(isinstance(each, Tell) and isinstance(each.report, Ready) for each in effects)  # it asks to be healed
 

@@ -254,7 +254,7 @@ def test_who_finished_the_step_is_right_and_the_others_heal() -> None:
     compute(me)
     ahead = Standing(1, True, under=id_of(1))
     assert under(me, quorum(2, 0, 1), [FRESH, ahead]) == [], "not adopted before it has healed"
-    assert me.next() == Heal(id_of(2), 1, sources=(1,), healers=(0,), receive=True)
+    assert me.next() == Heal(id_of(2), 1, sources=(1,), healers=(0,), receive=True, under=id_of(1))
     assert me.healed(id_of(2)) == [Tell(Adopted(member(0), id_of(2), 1))]
     assert me.step == 1 and me.under == id_of(1) and me.have == set()
     assert isinstance(me.next(), Compute)
@@ -265,7 +265,7 @@ def test_a_source_is_adopted_at_once_and_goes_on_when_it_has_given() -> None:
     commit(me)
     effects = under(me, quorum(2, 0, 1), [FRESH, Standing(0, True)])
     assert effects == [Tell(Adopted(member(0), id_of(2), 1))]
-    assert me.next() == Heal(id_of(2), 1, sources=(0,), healers=(1,), receive=False)
+    assert me.next() == Heal(id_of(2), 1, sources=(0,), healers=(1,), receive=False, under=id_of(1))
     assert me.healed(id_of(2)) == []
     assert isinstance(me.next(), Compute)
 
@@ -331,7 +331,7 @@ def test_the_newest_complete_state_counts_if_the_lighthouse_says_so() -> None:
     me = stepper(2)
     fenced = Standing(7, False, under=id_of(1))
     under(me, quorum(5, 1, 2, founding=True), [fenced, FRESH])
-    assert me.next() == Heal(id_of(5), 7, sources=(0,), healers=(1,), receive=True)
+    assert me.next() == Heal(id_of(5), 7, sources=(0,), healers=(1,), receive=True, under=id_of(1))
 
 
 def test_under_shrink_the_later_quorum_s_commit_of_a_step_is_right() -> None:
@@ -339,7 +339,7 @@ def test_under_shrink_the_later_quorum_s_commit_of_a_step_is_right() -> None:
     me = working(policy=Policy.SHRINK)
     commit(me)
     under(me, quorum(3, 0, 1, 2), [FRESH, Standing(1, True, under=id_of(2)), Standing(1, True, under=id_of(2))])
-    assert me.next() == Heal(id_of(3), 1, sources=(1, 2), healers=(0,), receive=True)
+    assert me.next() == Heal(id_of(3), 1, sources=(1, 2), healers=(0,), receive=True, under=id_of(2))
 
 
 # --- planned changes ------------------------------------------------------------------------------------------
@@ -517,7 +517,7 @@ def test_who_has_finished_first_stays_until_the_others_have_healed() -> None:
     commit(me)
     there = Standing(1, True, under=id_of(1), seconds_per_shard=0.1)
     under(me, quorum(2, 0, 1), [there, Standing(0, True)])
-    assert me.next() == Heal(id_of(2), 1, sources=(0,), healers=(1,), receive=False)
+    assert me.next() == Heal(id_of(2), 1, sources=(0,), healers=(1,), receive=False, under=id_of(1))
     me.healed(id_of(2))
     assert me.next() == RollCall(id_of(2), there), "is everybody there now?"
     me.rolled(id_of(2), [there, there])

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from planaria.core.messages import Phase
@@ -77,6 +78,44 @@ def test_a_run_with_kills_is_replayed_bit_for_bit(tmp_path: Path, words: tuple[s
     with start(tmp_path / "replay", *script, more=(*more, "--replay", str(run.directory))) as replay:
         assert digest(replay) == hurt, (changes, record(replay))
     assert record(replay) == changes
+
+
+def healed(run: Run, group: int, life: int) -> str:
+    """What a group said about how it came back."""
+    logs = run.directory.glob(f"rg{group}/i{life}/stderr.log")
+    return next((line for log in logs for line in log.read_text().splitlines() if "shared state" in line), "")
+
+
+def damage_copies(run: Run, group: int) -> None:
+    """Of the memory that outlives the group's processes, all that they keep there."""
+    agent = psutil.Process(run.life(group).processes[0].pid).ppid()
+    found = [f for f in Path(f"/proc/{agent}/fd").iterdir() if os.readlink(f).startswith(f"/memfd:planaria-{group}.0")]
+    assert len(found) == 2
+    for each in found:
+        with each.open("r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            file.write(bytes(each ^ 0xFF for each in file.peek(40)[:40]))
+
+
+@pytest.mark.parametrize("words", [("--exact",), ("--method", "streaming")])
+def test_who_comes_back_takes_the_syncs_that_it_missed(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Or all of the state, if its node's copy is damaged. The bits are the same."""
+    more, exact = ("--reduction", "int8"), "--exact" in words
+    with start(tmp_path / "run", *words, "--rounds", "120", more=more) as run:
+        run.step(62)  # from 60 on a round takes its time, so that few are missed
+        run.signal(1)
+        run.settled(3, beyond=63)
+        run.signal(2, signal.SIGSTOP)
+        damage_copies(run, 2)
+        run.signal(2)
+        run.incarnation(2, 1)
+        run.settled(3, beyond=run.watch.step)
+        hurt = digest(run)
+    assert "kept by its node, and took the" in healed(run, 1, 1), healed(run, 1, 1)
+    assert "it took the whole shared state" in healed(run, 2, 1), healed(run, 2, 1)
+    again = () if exact else ("--replay", str(run.directory))
+    with start(tmp_path / "quiet", *words, "--rounds", "120", more=(*more, *again)) as quiet:
+        assert digest(quiet) == hurt
 
 
 def test_what_is_not_finite_is_left_out(tmp_path: Path) -> None:
