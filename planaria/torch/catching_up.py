@@ -78,7 +78,7 @@ class CatchUp:
     def meet(self) -> None:
         """The ranks of the group are all there, and some may be new: what have all of them?"""
         self.wait()
-        mine = {*(self._kept.keys() if self._kept is not None else ()), *([self._here] if self._here else [])}
+        mine = {*(self._kept.whole() if self._kept is not None else ()), *([self._here] if self._here else [])}
         told = json.dumps([[step, under.epoch, under.number] for step, under in sorted(mine)])
         everybody = [json.loads(each) for each in self._session.gather(told.encode())]
         common = set.intersection(*({(step, QuorumId(*under)) for step, *under in each} for each in everybody))
@@ -96,13 +96,13 @@ class CatchUp:
 
     # --- a sync ----------------------------------------------------------------------------------------------
 
-    def begin(self, fragment: int, total: float, outcome: list[Tensor]) -> None:
-        """The outer optimizer is about to step."""
+    def begin(self, fragment: int, total: float, outcome: Callable[[], list[Tensor]]) -> None:
+        """The outer optimizer is about to step. ``outcome``: copies what was exchanged."""
         self.wait()
         options = self._sync.outer_options()
         self._pending = None
-        if self._here is not None and options is not None:
-            self._pending = Missed(self._here, fragment, total, options, outcome)
+        if self._here is not None and options is not None and self._most():
+            self._pending = Missed(self._here, fragment, total, options, outcome())
         self._here = None
 
     def committed(self, step: int, under: QuorumId) -> None:
@@ -258,16 +258,18 @@ def _digest(tensors: Sequence[Tensor]) -> str:
 def _opened(said: Any, tensors: Sequence[Tensor]) -> tuple[list[Missed], list[Tensor]]:
     """The syncs, and the tensors that no sync makes. Raises ProtocolError."""
     try:
-        if not isinstance(said["manifest"], str):
+        lines = list(said["missed"])
+        good = isinstance(said["manifest"], str) and all(type(total) is float for _, _, _, _, total, _, _ in lines)
+        numbers = [(step, *under, fragment, count) for step, *under, fragment, _, _, count in lines]
+        if not good or not all(type(each) is int and each >= 0 for line in numbers for each in line):
             raise ValueError
-        lines = [(s, QuorumId(e, n), f, float(t), o, int(c)) for s, e, n, f, t, o, c in said["missed"]]
-        start = len(tensors) - sum(count for *_, count in lines)
-        if start < 0:
-            raise ValueError
-        rest, at, missed = list(tensors[:start]), start, []
-        for step, under, fragment, total, options, count in lines:
-            missed.append(Missed((step, under), fragment, total, options, list(tensors[at : at + count])))
-            at += count
     except (KeyError, TypeError, ValueError):
         raise ProtocolError("a peer's account of the syncs that were missed is malformed") from None
+    at = len(tensors) - sum(count for *_, count in lines)
+    if at < 0:
+        raise ProtocolError("a peer tells of more of the syncs that were missed than it has sent")
+    rest, missed = list(tensors[:at]), []
+    for step, epoch, number, fragment, total, options, count in lines:
+        missed.append(Missed((step, QuorumId(epoch, number)), fragment, total, options, list(tensors[at : at + count])))
+        at += count
     return missed, rest

@@ -49,7 +49,7 @@ class Kept:
         self._mapped: list[Tensor | None] = [None] * len(self._files)
         self._keys: list[Key | None] = [None] * len(self._files)  # as far as this process knows
 
-    def keys(self) -> list[Key]:
+    def whole(self) -> list[Key]:
         """Of the copies that are whole, and this rank's own."""
         self._keys = [self._key(index) for index in range(len(self._files))]
         return [key for key in self._keys if key is not None]
@@ -79,7 +79,7 @@ class Kept:
 
     def read(self, key: Key) -> tuple[Any, list[Tensor], list[TensorSpec]] | None:
         """Body, tensors (good until the next ``write``) and their specs; None if that copy is not there any more."""
-        self.keys()
+        self.whole()
         if key not in self._keys:
             return None
         index = self._keys.index(key)

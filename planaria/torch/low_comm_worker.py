@@ -276,7 +276,7 @@ class LowCommWorker(Worker):
         total = math.fsum(record.weight for record in counted)
         if self._catch_up is not None:
             assert self._exchange is not None
-            self._catch_up.begin(self._fragment_in_use, total, self._exchange[1].outcome())
+            self._catch_up.begin(self._fragment_in_use, total, self._exchange[1].outcome)
         sync.outer_step(self._fragment_in_use, total, keeps)
         sync.kept = (step + 1, *mine) if keeps else None  # type: ignore[assignment]
         self._steps_seen = sync.inner_steps

@@ -357,8 +357,12 @@ class SyncPart(Part):
         return None if tensors else packed
 
     def set_outer_options(self, packed: Any) -> None:
-        for group, theirs in zip(self._optimizer.param_groups, plain.unpack(packed, ()), strict=True):
-            group.update({key: value for key, value in theirs.items() if key != "params"})
+        """Raises ProtocolError if they are none of this optimizer."""
+        theirs, groups = plain.unpack(packed, ()), self._optimizer.param_groups
+        if type(theirs) is not list or [set(each) for each in theirs if type(each) is dict] != [*map(set, groups)]:
+            raise ProtocolError(f"a peer tells of other options of {self.name}'s outer optimizer")
+        for group, each in zip(groups, theirs, strict=True):
+            group.update({key: value for key, value in each.items() if key != "params"})
 
     def describe(self) -> list[str]:
         return [line for module in self.modules for line in module.describe()]

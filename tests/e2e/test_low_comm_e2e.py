@@ -101,10 +101,10 @@ def damage_copies(run: Run, group: int) -> None:
 def test_who_comes_back_takes_the_syncs_that_it_missed(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Or all of the state, if its node's copy is damaged. The bits are the same."""
     more, exact = ("--reduction", "int8"), "--exact" in words
-    with start(tmp_path / "run", *words, "--rounds", "120", more=more) as run:
-        run.step(62)  # from 60 on a round takes its time, so that few are missed
+    with start(tmp_path / "run", *words, more=more) as run:
+        run.step(32)  # from 30 on a round takes its time, so that few are missed
         run.signal(1)
-        run.settled(3, beyond=63)
+        run.settled(3, beyond=33)
         run.signal(2, signal.SIGSTOP)
         damage_copies(run, 2)
         run.signal(2)
@@ -114,7 +114,7 @@ def test_who_comes_back_takes_the_syncs_that_it_missed(tmp_path: Path, words: tu
     assert "kept by its node, and took the" in healed(run, 1, 1), healed(run, 1, 1)
     assert "it took the whole shared state" in healed(run, 2, 1), healed(run, 2, 1)
     again = () if exact else ("--replay", str(run.directory))
-    with start(tmp_path / "quiet", *words, "--rounds", "120", more=(*more, *again)) as quiet:
+    with start(tmp_path / "quiet", *words, more=(*more, *again)) as quiet:
         assert digest(quiet) == hurt
 
 

@@ -45,6 +45,7 @@ from planaria.lighthouse.http import StatusPages
 from planaria.lighthouse.seat import Seat
 from planaria.lighthouse.store import Store
 from planaria.torch import plain
+from planaria.torch.catching_up import _opened
 from planaria.torch.checkpoint_files import MANIFEST, Checkpoint
 from planaria.torch.records import (
     ControlWord,
@@ -206,6 +207,7 @@ _MANIFEST = {
     "files": {"rank0.json": [64, 64, "x"], "rank0.safetensors": [64, 8, "y"]},
     "tensors": {"model.w": ["float32", [2, 4], [[[0, 0], [2, 4], "rank0.safetensors", 8, "c"]]]},
 }
+_MISSED = {"manifest": "m", "missed": [[3, 1, 2, 0, 4.0, [], 0], [4, 1, 2, 1, 3.5, [], 0]]}
 _MEMBERSHIP = {
     "version": 2,
     "identity": {"sync": "diloco", "shards": "2", "seed": "0"},
@@ -264,6 +266,7 @@ DECODERS = [
         jsonish=True,
     ),
     Decoder("state", _parse, [_STATE], jsonish=True),
+    Decoder("missed syncs", lambda data: _opened(plain.load(data), []), [json.dumps(_MISSED).encode()], jsonish=True),
     Decoder("contents", _Contents.unpack, [_Contents((8, 16), (False, True), b"manifest").pack()]),
     Decoder(
         "manifest", _checkpoint, [_sealed(json.dumps({"checkpoint": _MANIFEST}).encode())], _USAGE, True, seal=_sealed

@@ -26,7 +26,7 @@ def write(kept: Kept, step: int, numel: int = 1000) -> None:
 
 
 def steps(paths: list[Path], whose: bytes = WHOSE) -> list[int]:
-    return sorted(step for step, _ in Kept(paths, whose).keys())
+    return sorted(step for step, _ in Kept(paths, whose).whole())
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def paths(tmp_path: Path) -> list[Path]:
 
 def test_the_two_newest_are_there_for_the_next_process(paths: list[Path]) -> None:
     kept = Kept(paths, WHOSE)
-    assert kept.keys() == []
+    assert kept.whole() == []
     for step in (1, 2, 3):
         write(kept, step, 1000 * step)
         assert steps(paths) == [step - 1, step][step == 1 :]
