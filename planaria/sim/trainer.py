@@ -27,6 +27,7 @@ from planaria.core.messages import (
     Standing,
 )
 from planaria.core.tree import Node, merge_plan
+from planaria.sim.catching_up import CatchUp
 from planaria.sim.disk import Saver
 from planaria.sim.fabric import Result
 from planaria.sim.invariants import add, apply, gradient, reduce
@@ -114,6 +115,7 @@ class Trainer:
         self.founder = founder
         self.joins = memory is not None
         self.memory = memory or (Memory(config.copy_every) if config.copy_every else None)
+        self.catch_up = CatchUp(self)
         self._told = self._looked = NO_QUORUM  # runs for which it was told to look for copies, and has looked
         self.veteran = False  # it has held a state that counts
         self.origin = 0
@@ -161,6 +163,7 @@ class Trainer:
             self.origin = self.saver.newest = self.saver.disk.newest
             self.weights, kept = self.saver.disk.weights[self.origin], NO_QUORUM
         self.sums.clear()
+        self.catch_up.lost()
         initial = str(self.weights) if kept == NO_QUORUM else f"{self.origin} {kept}"
         self.ready = replace(self.ready, initial=initial, step=self.origin, looked=run, kept=kept)
         self.stepper = self.world.stepper(self.ready, self.world.config.policy, self.world.config.groups)
@@ -226,7 +229,7 @@ class Trainer:
                     yield News()
                 case core.RollCall(quorum, standing):
                     self.phase = Phase.FORMING
-                    result = yield Collective(quorum, "roll call", standing, ROLL_TIME)
+                    result = yield Collective(quorum, "roll call", self.catch_up.told(standing), ROLL_TIME)
                     if (payloads := self._ended(quorum, result)) is not None:
                         standings = [p for p in payloads if isinstance(p, Standing)]
                         self.world.checker.rolled(self.member, quorum)
@@ -271,17 +274,21 @@ class Trainer:
                 yield News()
 
     def _heal(self, action: core.Heal) -> Thread:
-        key = ("heal", action.step, action.sources, action.healers)
+        key = ("heal", action.step, action.sources, action.healers, action.since)
         self.world.emit("heal", self.member.group, "{} {}", action.quorum, "receives" if action.receive else "gives")
-        payload = None if action.receive else (self.stepper.step, self.weights, self.origin)
+        state = self.stepper.step, self.weights, self.origin
+        payload = None if action.receive else (state, self.catch_up.missed(action.since))
         result = yield Collective(action.quorum, key, payload, HEAL_TIME)
         if (payloads := self._ended(action.quorum, result)) is None:
             return
         if action.receive:
             yield Sleep(self.kernel.between(*RESTORE_TIME))  # copies what was received into the live state
-            given = [payloads[r] for r in action.sources]
-            self.weights, self.origin = self.world.checker.healed(self.member, action.step, given)
+            given = [p for r in action.sources if isinstance(p := payloads[r], tuple)]
+            self.weights, self.origin = self.world.checker.healed(
+                self.member, action.step, [state for state, _ in given]
+            )
             self.sums.clear()
+            self.catch_up.healed(action, given[0][1])
         self._do(self.stepper.healed(action.quorum))
         self.world.emit("healed", self.member.group, "{} at step {}", action.quorum, self.stepper.step)
 
@@ -302,10 +309,12 @@ class Trainer:
         stepper.exchanged(action.quorum, [c.word for c in given])
         yield Sleep(self.kernel.between(*APPLY_TIME))  # the user's optimizer, outside the lock
         parts = [part for c in given for part in c.sums]
-        self.weights = apply(self.weights, action.step, reduce(parts, self.world.config.shards))
+        total = reduce(parts, self.world.config.shards)
+        self.weights = apply(self.weights, action.step, total)
         self.sums.clear()
         self.world.checker.committed(self.member, action, [n for n, _ in parts], self.weights, self.kernel.now)
         self._do(stepper.applied())
+        self.catch_up.committed(total)
         if self.saver is not None:
             self.saver.committed(stepper.step, stepper.first == self.member)
         if self.memory is not None:

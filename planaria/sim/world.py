@@ -17,6 +17,7 @@ from planaria.sim.faults import APPLY
 from planaria.sim.invariants import Checker, Violation
 from planaria.sim.kernel import Kernel, Process
 from planaria.sim.lighthouses import Candidate, Electoral
+from planaria.sim.memory import Copied
 from planaria.sim.network import Links
 from planaria.sim.scenario import CONTROL_FAULTS, PLANNED, Fault, Scenario
 from planaria.sim.supervisor import Supervisor
@@ -86,6 +87,7 @@ class World:
         self.speeds: dict[int, float] = {}
         self.evicted = self.checker.evicted
         self.homes: dict[int, str] = {}  # nodes to which groups have moved
+        self.kept: dict[tuple[str, int], Copied] = {}  # in the memory of a group's place: its node and number
         self._disks: dict[str, Disk] = {}
         self.last_fault_at = 0.0
         self.left = 0  # step of the newest checkpoint when the last holder of the state died

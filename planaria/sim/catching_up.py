@@ -1,0 +1,69 @@
+"""The syncs that a member can tell others of, and the copy on its node: what planaria.torch.catching_up is to a real
+group. Every simulated job has them, whatever its policy: who follows must come to the state that it would be given."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planaria.core.actions import Heal
+from planaria.core.messages import NO_QUORUM, QuorumId, Standing
+from planaria.sim.invariants import apply
+from planaria.sim.memory import Copied
+
+if TYPE_CHECKING:
+    from planaria.sim.trainer import Trainer
+
+LOG = 3  # syncs that are kept: fewer than many miss
+Missed = tuple[Copied, int]  # what it began with, and the sum that was exchanged
+
+
+class CatchUp:
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._place = trainer.node, trainer.member.group
+        self._log: deque[Missed] = deque(maxlen=LOG)
+        self._here: Copied | None = None
+
+    def told(self, standing: Standing) -> Standing:
+        base = self._here or self._trainer.world.kept.get(self._place)
+        key = (base.step, base.under) if base is not None else (0, NO_QUORUM)
+        leads = self._here is not None and (self._here.step, self._here.under) == (standing.step, standing.under)
+        history = tuple(base.under for base, _ in reversed(self._log)) if leads else ()
+        return replace(standing, base=key, history=history)
+
+    def committed(self, total: int) -> None:
+        """``total``: the sum that made what is there now."""
+        if self._here is None:
+            self._log.clear()
+        else:
+            self._log.append((self._here, total))
+        self._has(self._trainer.stepper.step, self._trainer.stepper.under)
+
+    def lost(self) -> None:
+        """The state is none that was made under a quorum."""
+        self._here = None
+        self._log.clear()
+
+    def missed(self, since: int | None) -> tuple[Missed, ...]:
+        return tuple(each for each in self._log if since is not None and each[0].step >= since)
+
+    def healed(self, order: Heal, missed: tuple[Missed, ...]) -> None:
+        """The state of ``order`` is here; ``missed``: what it could be made of as well, and must be the same."""
+        trainer, base = self._trainer, self._here or self._trainer.world.kept.get(self._place)
+        self.lost()
+        if order.since is not None:
+            assert base is not None
+            weights = base.weights
+            for began, total in missed:
+                if began.step >= base.step:
+                    weights = apply(weights, began.step, total)
+                    self._log.append((began, total))
+            if weights != trainer.weights:
+                trainer.world.checker.fail(f"{trainer.member} follows from step {base.step} to another state")
+            trainer.world.emit("follows", trainer.member.group, "from step {}", base.step)
+        self._has(order.step, order.under)
+
+    def _has(self, step: int, under: QuorumId) -> None:
+        self._here = self._trainer.world.kept[self._place] = Copied(step, under, self._trainer.weights)
