@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from planaria.core.messages import Standing
+
 
 def odd_ones(values: Sequence[int]) -> frozenset[int] | None:
     """Positions of the values that differ from the one that more than half have: none if all agree. None if there is
@@ -18,6 +20,20 @@ def odd_ones(values: Sequence[int]) -> frozenset[int] | None:
     if 2 * count <= len(values):
         return None
     return frozenset(position for position, value in enumerate(values) if value != common)
+
+
+def signs(standing: Standing) -> bool:
+    """Whether a roll call must say what the member holds: it counts, or it will if nobody holds anything newer. What a
+    script began with is compared by the lighthouse."""
+    return standing.settled or standing.step > 0
+
+
+def compared(standings: Sequence[Standing]) -> list[int]:
+    """Members whose states should be the same, by rank: those of the newest of the states that count. If none does,
+    those of the newest there are."""
+    ranks = [r for r, each in enumerate(standings) if each.settled] or [*range(len(standings))]
+    newest = max(((standings[r].step, standings[r].under) for r in ranks), default=None)
+    return [r for r in ranks if (standings[r].step, standings[r].under) == newest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from planaria.core.actions import (
 )
 from planaria.core.assignment import contiguous, dedupe, fill, slots, weights_of
 from planaria.core.catching_up import way
-from planaria.core.corruption import Recheck, odd_ones
+from planaria.core.corruption import Recheck, compared, odd_ones
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
@@ -91,6 +91,7 @@ class Stepper:
         self._seconds = 0.0  # per shard, as said in the control word of the newest exchange
         self._in_doubt = False  # states differ, and this one may be the one that is wrong
         self._wrong = False  # this one is known to be, and has not healed
+        self._odd_at = -1  # the newest step at which it was
         self._recounts = 0  # since the newest commit
         self._ending: Finish | Leave | Disputed | None = None
 
@@ -222,24 +223,23 @@ class Stepper:
             if self._wrong:  # but for this one. Whoever would begin with it loses it before it has given anything
                 self._ending = Disputed(self.step, (self.me,))
                 return []
-            holders = list(range(len(standings)))
-        if not holders:
+        elif not holders:
             # Everybody who was settled has died. The lighthouse knows whether somebody outside holds a state.
             effects: list[Effect] = [Drop(q.id) for q in (target, self.planned) if q is not None]
             self.planned = None
             return [*effects, *self._ask_again(target)]
         # Equal steps mean equal states, but for the policy shrink: a member that was left out of a quorum and has
         # not heard of it may have committed the same step with other shards. The later quorum's commit is right.
-        top, under = max((standings[r].step, standings[r].under) for r in holders)
-        sources = tuple(r for r in holders if (standings[r].step, standings[r].under) == (top, under))
+        sources = tuple(compared(standings))
+        top, under = standings[sources[0]].step, standings[sources[0]].under
         self._recounts = max(standings[r].recounts for r in sources)
         found = odd_ones([standings[r].checksum for r in sources])
         odd = None if found is None else {sources[i] for i in found}
-        if odd is None or self._still_unclear(rank in odd, len(sources) - len(odd)):
+        if odd is None or self._still_unclear(top, rank in odd, len(sources) - len(odd)):
             self._ending = Disputed(top, (self.me,) if odd and rank in odd else target.members)
             return []
         if rank in odd:  # whatever comes of the healing, what it holds counts no more
-            self.settled, self._wrong = False, True
+            self.settled, self._wrong, self._odd_at = False, True, top
             self.have.clear()
         self._in_doubt = False
         sources = tuple(r for r in sources if r not in odd)
@@ -365,12 +365,12 @@ class Stepper:
         self._rolled, self._in_doubt = None, True
         self._recounts += 1
 
-    def _still_unclear(self, odd: bool, agreeing: int) -> bool:
-        """Whether a roll call does not settle whose state is right: nobody is left to bear this one's out; or all that
-        could be done for the step was done, and it shows a difference again."""
+    def _still_unclear(self, step: int, odd: bool, agreeing: int) -> bool:
+        """Whether a roll call does not settle whose state of ``step`` is right: nobody is left to bear this one's out,
+        or all that could be done for the step was done, and it shows a difference again."""
         if self._recounts >= RECOUNTS:
             return True
-        return self._recounts > 1 if odd else self._in_doubt and agreeing < 2
+        return self._odd_at == step if odd else self._in_doubt and agreeing < 2
 
     def stands(self, quorum: Quorum) -> bool:
         """Whether this stepper knows that it could switch to the planned ``quorum``."""

@@ -85,6 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=14, help="at most so many steps")
     parser.add_argument("--checkpoints", action="store_true", help="every job writes checkpoints and is lost")
     parser.add_argument("--copies", action="store_true", help="every job keeps copies in memory, and loses ranks")
+    parser.add_argument("--flips", action="store_true", help="every job compares what its groups hold, and bits flip")
     parser.add_argument("--lighthouses", action="store_true", help="every job has several, of which one leads")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     parser.add_argument("--scenario", type=Path, help="run this file instead of seeds")
@@ -107,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         steps=options.steps,
         save_every=int(options.checkpoints),
         copy_every=int(options.copies),
+        check_every=int(options.flips),
         lighthouses=1 + int(options.lighthouses),
     )
     return sweep(options, base)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from planaria.core.messages import Saved
+from planaria.sim.flips import State
 
 if TYPE_CHECKING:
     from planaria.sim.trainer import Trainer
@@ -26,19 +27,19 @@ class Disk:
     """A directory for checkpoints."""
 
     def __init__(self) -> None:
-        self.weights: dict[int, int] = {}  # of the complete ones, by step
+        self.states: dict[int, State] = {}  # of the complete ones, by step
 
     @property
     def newest(self) -> int:
         """Step of the newest complete checkpoint; 0: there is none."""
-        return max(self.weights, default=0)
+        return max(self.states, default=0)
 
-    def put(self, step: int, weights: int) -> None:
-        self.weights.setdefault(step, weights)  # another group may have been first in the quorum at the same step
+    def put(self, step: int, state: State) -> None:
+        self.states.setdefault(step, state)  # another group may have been first in the quorum at the same step
 
     def prune(self) -> None:
-        for step in sorted(self.weights)[:-KEEP]:
-            del self.weights[step]
+        for step in sorted(self.states)[:-KEEP]:
+            del self.states[step]
 
 
 class Saver:
@@ -58,19 +59,19 @@ class Saver:
 
     def save(self, step: int) -> None:
         self.saving = True
-        weights, missing = self.trainer.weights, set(range(RANKS))
+        state, missing = self.trainer.state, set(range(RANKS))
 
         def written(rank: int) -> None:
             missing.discard(rank)
             self._say("part", "rank {} has written its part of step {}", rank, step)
             if not missing:
-                self._after(NAMING_TIME, lambda: self._named(step, weights))
+                self._after(NAMING_TIME, lambda: self._named(step, state))
 
         for rank in range(RANKS):
             self._after(PART_TIME, lambda rank=rank: written(rank))  # type: ignore[misc]
 
-    def _named(self, step: int, weights: int) -> None:
-        self.disk.put(step, weights)
+    def _named(self, step: int, state: State) -> None:
+        self.disk.put(step, state)
         self.newest = step
         self._say("durable", "the checkpoint of step {} is complete", step)
         self._after(TELLING_TIME, lambda: self._done(step))
@@ -89,11 +90,11 @@ class Saver:
         self._after(LOAD_TIME, lambda: self._loaded(step))
 
     def _loaded(self, step: int) -> None:
-        if step and step not in self.disk.weights:
+        if step and step not in self.disk.states:
             self.look()  # it was old, and is gone
             return
         if step:
-            self.newest, self.trainer.weights = step, self.disk.weights[step]
+            self.newest, self.trainer.state = step, self.disk.states[step]
         self.trainer.present(step)
 
     def _after(self, seconds: tuple[float, float], action: Callable[[], None]) -> None:

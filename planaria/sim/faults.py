@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from planaria.core.messages import Phase
 from planaria.sim.coordinator import LIGHTHOUSE
+from planaria.sim.flips import WIDTH
 from planaria.sim.kernel import Process
 from planaria.sim.lighthouses import STORE
 from planaria.sim.scenario import Fault
@@ -54,6 +56,17 @@ def _resume(world: World, process: Process) -> None:
 
 def _alarm(world: World, fault: Fault) -> None:
     world.supervisor_of(fault.target).suspect(fault.target)
+
+
+def _flip(world: World, fault: Fault) -> None:
+    """One bit of what a member holds: of its weights, or of what its optimizer keeps."""
+    trainer = world.newest(fault.target)
+    if trainer is not None and trainer.phase not in (Phase.STARTING, Phase.FINISHED):
+        bit = (world.config.seed + 7 * world.flips) % WIDTH
+        trainer.state = trainer.state.flipped(bit, moments=fault.other % 2 == 1)
+        trainer.flips += 1
+        world.flips += 1
+        world.emit("flip", fault.target, "{} now", trainer.state)
 
 
 def _slow(world: World, fault: Fault) -> None:
@@ -222,6 +235,7 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "hurt all": _hurt_all,
     "pause": _pause,
     "alarm": _alarm,
+    "flip": _flip,
     "slow": _slow,
     "cut data": _cut_data,
     "kill lighthouse": _kill_lighthouse,

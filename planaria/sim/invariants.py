@@ -7,7 +7,8 @@ whoever finishes holds the state of the run in which nothing failed; whatever ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from planaria.core.actions import Exchange
 from planaria.core.messages import NO_QUORUM, Member, Policy, Quorum, QuorumId, Standing
@@ -56,18 +57,20 @@ class Checker:
         parting: bool = False,
         copies: bool = False,
     ) -> None:
+        self.on_roll: Callable[[QuorumId, list[Standing]], None] = lambda id, standings: None
         self.calm = calm  # nothing fails in this run, but changes may be asked for
         self.parting = parting  # under the policy shrink, changes are asked for or the job may begin again
         self.copies = copies  # the job may begin again from what is in memory
         self.steady = steady  # no member and no link between members fails in this run
-        self.start = START
         self.shards = shards
         self.policy = policy
         self.reference = [START]  # the quiet run: weights after each number of steps
+        self._sums: list[int] = []  # of its steps
         for step in range(steps):
             weights = self.reference[-1]
             leaves = [(Node(s, s + 1), gradient(weights, step, s)) for s in range(shards)]
-            self.reference.append(apply(weights, step, reduce(leaves, shards)))
+            self._sums.append(reduce(leaves, shards))
+            self.reference.append(apply(weights, step, self._sums[-1]))
         self.exchanged = 0  # steps of which an exchange was complete at somebody
         self.commits = 0
         self.finishers: dict[Member, int] = {}
@@ -162,6 +165,7 @@ class Checker:
             standings = [p for p in payloads if isinstance(p, Standing)]
             if len(standings) != len(quorum.members):
                 self.fail(f"the roll call of {quorum.id} has {len(standings)} standings")
+            self.on_roll(quorum.id, standings)
 
     def _shards(self, quorum: Quorum, step: int, owned: Sequence[frozenset[int]]) -> None:
         counted = sorted(s for each in owned for s in each)
@@ -172,7 +176,14 @@ class Checker:
         if self.policy is not Policy.SHRINK and counted != list(range(self.shards)):
             self.fail(f"step {step} under {quorum.id} has shards {counted} of {self.shards}")
 
-    def committed(self, member: Member, exchange: Exchange, nodes: Sequence[Node], weights: int, now: float) -> None:
+    def is_sum(self, step: int, total: int) -> bool:
+        """Whether the step of the quiet run has this sum."""
+        return self._sums[step] == total
+
+    def committed(
+        self, member: Member, exchange: Exchange, nodes: Sequence[Node], weights: int | None, now: float
+    ) -> None:
+        """``weights``: with which the member ends; None if it was damaged before."""
         self.commits += 1
         gap = now - self._commit_at.get(member, now)
         self._commit_at[member] = now
@@ -184,21 +195,23 @@ class Checker:
         shards = sorted(s for node in nodes for s in range(node.start, node.stop))
         if shards != promised:
             self.fail(f"{member} committed step {step} with shards {shards} instead of {promised}")
+        if weights is None:
+            return
         if self.policy is not Policy.SHRINK:
             if weights != self.reference[step + 1]:
                 self.fail(f"{member} committed step {step} with a state that is not that of the quiet run")
         elif self._commits.setdefault((exchange.quorum, step), weights) != weights:
             self.fail(f"{member} committed step {step} under {exchange.quorum} unlike another member")
 
-    def healed(self, member: Member, step: int, given: Sequence[object]) -> tuple[int, int]:
-        """The weights that the receiver ends with, and the step of the checkpoint from which they come."""
+    def healed(self, member: Member, step: int, given: Sequence[Any]) -> tuple[Any, int]:
+        """The state that the receiver ends with, and the step of the checkpoint from which it comes."""
         if len(set(given)) != 1:
             self.fail(f"{member} heals to step {step} from sources that disagree: {given}")
         found = given[0]
         assert isinstance(found, tuple)
         if found[0] != step:
-            self.fail(f"{member} heals to step {step} from a source that holds step {found[0]}, weights {found[1]}")
-        return int(found[1]), int(found[2])
+            self.fail(f"{member} heals to step {step} from a source that holds step {found[0]}, state {found[1]}")
+        return found[1], int(found[2])
 
     def finished(self, member: Member, step: int, weights: int) -> None:
         self.finishers[member] = weights

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planaria.core.messages import QuorumId
+from planaria.sim.flips import State
 
 if TYPE_CHECKING:
     from planaria.sim.trainer import Trainer
@@ -23,7 +24,7 @@ class Copied:
 
     step: int
     under: QuorumId
-    weights: int
+    state: State
 
 
 class Memory:
@@ -46,7 +47,7 @@ class Memory:
         if self._busy or not (self._due or step % self.every == 0) or step >= trainer.world.config.steps:
             return
         self._due, self._busy = False, True
-        made = Copied(step, trainer.stepper.under, trainer.weights)
+        made = Copied(step, trainer.stepper.under, trainer.state)
 
         def whole() -> None:
             self.whole, self._busy = made, False

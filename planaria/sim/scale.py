@@ -71,7 +71,7 @@ class Stuck(Exception):
 
 
 class Fleet:
-    """``run`` has everything happen once. ``clock`` says what the state machine's work costs: seconds of the processor."""
+    """``run`` has everything happen once. ``clock`` says what the machine's work costs: seconds of the processor."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.process_time) -> None:
         self._clock = clock

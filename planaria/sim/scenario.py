@@ -46,6 +46,7 @@ class Scenario:
     spare_wait: float = 0.0  # with the policy spare
     save_every: int = 0  # steps between two durable checkpoints; 0: none are written
     copy_every: int = 0  # steps between two copies in memory; 0: none are made
+    check_every: int = 0  # steps between two looks at all that members hold (--check-state); 0: nothing is compared
     lighthouses: int = 1  # of which one leads
     shared: bool = True  # one directory for them, or one for each node
     faults: tuple[Fault, ...] = field(default=())
@@ -113,6 +114,8 @@ LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
 WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "move", "scale", "operator kill", "evict")
 # A group that loses one of its ranks keeps its memory.
 RANK_LOSSES = ("lose rank", "lose rank", "lose rank", "hurt all", "hurt all", "kill", "kill all", "kill everything")
+# Bits flip beside whatever else a run is made of, above all around the exchanges that shall show it.
+FLIPPING = ("exchange", "exchanged", "commit", "recount", "recount", "heal", "healed", "spoilt", "rolled", "broken")
 # What must not cost a step.
 PLANNED = ("drain", "drain node", "undrain node", "migrate", "move", "scale", "slow")
 MENUS = (
@@ -152,11 +155,12 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
         faults.append(_random_fault(rng, rng.choice(menu), at, shape))
     if shape.lighthouses > 1 and set(menu) & set(CONTROL_FAULTS):
         faults += _election_faults(shape)
+    shape = replace(shape, faults=tuple(faults))
     if base.copy_every:
-        return _with_copies(replace(shape, faults=tuple(faults)), base)
-    if base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):
-        return _with_checkpoints(replace(shape, faults=tuple(faults)))
-    return replace(shape, faults=tuple(faults))
+        shape = _with_copies(shape, base)
+    elif base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):
+        shape = _with_checkpoints(shape)
+    return _with_flips(shape) if base.check_every else shape
 
 
 def _with_lighthouses(shape: Scenario, base: Scenario) -> Scenario:
@@ -226,6 +230,24 @@ def _with_copies(shape: Scenario, base: Scenario) -> Scenario:
     rng.shuffle(faults)
     saves = shape.save_every if shape.save_every != base.save_every or not base.save_every else 0
     return replace(shape, save_every=saves, copy_every=rng.randint(1, 3), faults=tuple(faults))
+
+
+def _with_flips(shape: Scenario) -> Scenario:
+    """Bits flip, mostly one at a time. Under the policy shrink nobody knows the right state of a step beforehand."""
+    rng = random.Random(shape.seed * 2654435761 + 6)
+    faults = list(shape.faults) if rng.random() < 0.8 else []
+    at = 1.5
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
+        at += rng.uniform(0.0, 1.5)
+        fault = _random_fault(rng, "flip", at, shape)
+        if fault.on:
+            moment = rng.choice(FLIPPING)
+            often = shape.steps * shape.groups if moment in EVERY_STEP else 4
+            fault = replace(fault, on=moment, whose=-1, nth=rng.randint(1, often))
+        faults.append(replace(fault, other=rng.randrange(2), seconds=0.0))
+    rng.shuffle(faults)
+    policy = Policy.REDISTRIBUTE if shape.policy is Policy.SHRINK else shape.policy
+    return replace(shape, policy=policy, check_every=rng.choice((1, 1, 2, 5)), faults=tuple(faults))
 
 
 def _random_fault(rng: random.Random, kind: str, at: float, shape: Scenario) -> Fault:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planaria.core import actions as core
+from planaria.core.corruption import signs
 from planaria.core.messages import (
     NO_QUORUM,
     ControlWord,
@@ -30,7 +31,8 @@ from planaria.core.tree import Node, merge_plan
 from planaria.sim.catching_up import CatchUp
 from planaria.sim.disk import Saver
 from planaria.sim.fabric import Result
-from planaria.sim.invariants import add, apply, gradient, reduce
+from planaria.sim.flips import State
+from planaria.sim.invariants import add, gradient, reduce
 from planaria.sim.kernel import Process
 from planaria.sim.memory import Memory
 
@@ -79,6 +81,7 @@ class Contribution:
 
     word: ControlWord
     sums: tuple[tuple[Node, int], ...]  # of the subtrees that it holds
+    state: State  # as the control word found it
     origin: int  # step of the checkpoint from which its state comes
 
 
@@ -106,7 +109,8 @@ class Trainer:
         self.process.on_death += [lambda: world.fabric.gone(self), lambda: world.died(self)]
         self.tell = tell
         self.phase = Phase.STARTING
-        self.weights = world.checker.start
+        self.state = self._called = State()  # what it holds, and what it held when the roll was called
+        self.flips = 0  # bits of that which have flipped
         self.sums: dict[Node, int] = {}  # gradients of the shards held, as sums of whole subtrees
         self.orderly = False
         self.exit = ""  # why the process ended by itself
@@ -119,7 +123,7 @@ class Trainer:
         self._told = self._looked = NO_QUORUM  # runs for which it was told to look for copies, and has looked
         self.veteran = False  # it has held a state that counts
         self.origin = 0
-        self.ready = Ready(member, self.address, (), str(self.weights), config.shards, config.steps)
+        self.ready = Ready(member, self.address, (), str(self.state.weights), config.shards, config.steps)
         self.stepper = world.stepper(self.ready, config.policy, config.groups)
         self._ranks: dict[QuorumId, int] = {}  # own rank in the communicators asked for
         self._thread: Thread | None = None
@@ -136,7 +140,7 @@ class Trainer:
     def present(self, step: int) -> None:
         """Ask to take part, with the state of a checkpoint or, at step 0, that of the script."""
         saves = self.saver is not None
-        initial = str(self.weights) if not self.joins and (self.founder or not saves) else ""
+        initial = str(self.state.weights) if not self.joins and (self.founder or not saves) else ""
         self.origin = step
         self.ready = replace(self.ready, initial=initial, step=step, saves=saves, keeps=self.memory is not None)
         config = self.world.config
@@ -158,13 +162,13 @@ class Trainer:
         yield Sleep(self.kernel.between(*LOOK_TIME))
         assert self.memory is not None and self.memory.whole is not None
         found, kept = self.memory.whole, self.memory.whole.under
-        self.origin, self.weights = found.step, found.weights
+        self.origin, self.state = found.step, found.state
         if self.saver is not None and self.saver.disk.newest > found.step:
             self.origin = self.saver.newest = self.saver.disk.newest
-            self.weights, kept = self.saver.disk.weights[self.origin], NO_QUORUM
+            self.state, kept = self.saver.disk.states[self.origin], NO_QUORUM
         self.sums.clear()
         self.catch_up.lost()
-        initial = str(self.weights) if kept == NO_QUORUM else f"{self.origin} {kept}"
+        initial = str(self.state.weights) if kept == NO_QUORUM else f"{self.origin} {kept}"
         self.ready = replace(self.ready, initial=initial, step=self.origin, looked=run, kept=kept)
         self.stepper = self.world.stepper(self.ready, self.world.config.policy, self.world.config.groups)
         self.world.emit("goes back", self.member.group, "to step {}", self.origin)
@@ -229,10 +233,12 @@ class Trainer:
                     yield News()
                 case core.RollCall(quorum, standing):
                     self.phase = Phase.FORMING
-                    result = yield Collective(quorum, "roll call", self.catch_up.told(standing), ROLL_TIME)
+                    told = self.catch_up.told(self._signed(standing))
+                    result = yield Collective(quorum, "roll call", told, ROLL_TIME)
                     if (payloads := self._ended(quorum, result)) is not None:
                         standings = [p for p in payloads if isinstance(p, Standing)]
                         self.world.checker.rolled(self.member, quorum)
+                        self.world.witness.rolled(self.member, quorum, stepper.works_under(quorum))
                         if stepper.target is not None and stepper.target.id == quorum and stepper.target.founding:
                             self.world.check_founding(stepper.target, standings)
                         self._do(stepper.rolled(quorum, standings))
@@ -244,17 +250,22 @@ class Trainer:
                 case core.Compute(step, shard):
                     self.phase = Phase.COMPUTING
                     yield Sleep(self.kernel.between(0.7, 1.3) * self.world.config.shard_seconds / self.speed)
-                    self._keep(shard, gradient(self.weights, step, shard))
+                    self._keep(shard, gradient(self.state.weights, step, shard))
                     stepper.shard_done(shard)
                 case core.Exchange():
                     self.phase = Phase.EXCHANGING
                     yield from self._exchange(action)
                 case core.Finish(step):
                     self.phase = Phase.FINISHED
-                    self.world.checker.finished(self.member, step, self.weights)
-                    self._do(stepper.finished(str(self.weights)))
+                    if self.checks and stepper.target is not None:
+                        self.world.witness.counts(self.member, stepper.target.id, step, self._called)
+                    self.world.checker.finished(self.member, step, self._called.weights)
+                    self._do(stepper.finished(str(self._called.weights)))
                     yield from self._last_save(step)
                     self._leave("finished")
+                    return
+                case core.Disputed():
+                    self._end_disputed()
                     return
                 case core.Leave(reason):
                     yield from self._last_save(0)
@@ -276,7 +287,7 @@ class Trainer:
     def _heal(self, action: core.Heal) -> Thread:
         key = ("heal", action.step, action.sources, action.healers, action.since)
         self.world.emit("heal", self.member.group, "{} {}", action.quorum, "receives" if action.receive else "gives")
-        state = self.stepper.step, self.weights, self.origin
+        state = self.stepper.step, self.state, self.origin
         payload = None if action.receive else (state, self.catch_up.missed(action.since))
         result = yield Collective(action.quorum, key, payload, HEAL_TIME)
         if (payloads := self._ended(action.quorum, result)) is None:
@@ -284,21 +295,28 @@ class Trainer:
         if action.receive:
             yield Sleep(self.kernel.between(*RESTORE_TIME))  # copies what was received into the live state
             given = [p for r in action.sources if isinstance(p := payloads[r], tuple)]
-            self.weights, self.origin = self.world.checker.healed(
-                self.member, action.step, [state for state, _ in given]
-            )
+            if self.checks:  # sources may differ by now, and every one gives a part
+                given = [self.kernel.random.choice(given)]
+            states = [state for state, _ in given]
+            self.state, self.origin = self.world.checker.healed(self.member, action.step, states)
             self.sums.clear()
             self.catch_up.healed(action, given[0][1])
+            if self.checks and action.checksum not in (0, self.state.whole):
+                self.world.emit("spoilt", self.member.group, "{} at step {}", action.quorum, action.step)
+                self._do(self.stepper.spoilt(action.quorum))
+                return
         self._do(self.stepper.healed(action.quorum))
+        if action.receive and self.checks and self.stepper.settled:
+            self.world.witness.counts(self.member, action.quorum, action.step, self.state)
         self.world.emit("healed", self.member.group, "{} at step {}", action.quorum, self.stepper.step)
 
     def _exchange(self, action: core.Exchange) -> Thread:
         stepper = self.stepper
         mine = action.nodes(self.world.config.shards)[self._ranks[action.quorum]]
-        word = stepper.word(self.world.config.shard_seconds / self.speed)
+        word = stepper.word(self.world.config.shard_seconds / self.speed, checksum=self._checksum(action.step))
         if missing := [str(n) for n in mine if n not in self.sums]:
             self.world.checker.fail(f"{self.member} should hold {missing}, but holds {[str(n) for n in self.sums]}")
-        payload = Contribution(word, tuple((n, self.sums[n]) for n in mine), self.origin)
+        payload = Contribution(word, tuple((n, self.sums[n]) for n in mine), self.state, self.origin)
         key = ("exchange", action.step, action.owned)
         self.world.emit("exchange", self.member.group, "step {} under {}", action.step, action.quorum)
         result = yield Collective(action.quorum, key, payload, EXCHANGE_TIME)
@@ -306,13 +324,17 @@ class Trainer:
             return
         given = [p for p in payloads if isinstance(p, Contribution)]
         self.world.emit("exchanged", self.member.group, "step {} under {}", action.step, action.quorum)
+        if len({c.word.checksum for c in given}) > 1:
+            self.world.witness.differs(self.member)
+            self.world.emit("recount", self.member.group, "step {} under {}", action.step, action.quorum)
+            stepper.recount()
+            return
         stepper.exchanged(action.quorum, [c.word for c in given])
         yield Sleep(self.kernel.between(*APPLY_TIME))  # the user's optimizer, outside the lock
         parts = [part for c in given for part in c.sums]
         total = reduce(parts, self.world.config.shards)
-        self.weights = apply(self.weights, action.step, total)
+        self._apply(action, total, [n for n, _ in parts], [c.state for c in given])
         self.sums.clear()
-        self.world.checker.committed(self.member, action, [n for n, _ in parts], self.weights, self.kernel.now)
         self._do(stepper.applied())
         self.catch_up.committed(total)
         if self.saver is not None:
@@ -320,6 +342,38 @@ class Trainer:
         if self.memory is not None:
             self.memory.committed(self)
         self.world.emit("commit", self.member.group, "step {} under {}", action.step, action.quorum)
+
+    def _apply(self, action: core.Exchange, total: int, nodes: list[Node], states: list[State]) -> None:
+        checker, witness, now = self.world.checker, self.world.witness, self.kernel.now
+        sound = not self.checks or witness.right(action.step, self.state)
+        self.state = self.state.applied(action.step, total)
+        if self.checks:
+            witness.summed(self.member, action.step, states, checker.is_sum(action.step, total))
+        # What a damaged member ends with is its own: the others see it in the next step.
+        checker.committed(self.member, action, nodes, self.state.weights if sound else None, now)
+
+    # --- silent corruption -----------------------------------------------------------------------------------
+
+    @property
+    def checks(self) -> int:
+        return self.world.config.check_every
+
+    def _signed(self, standing: Standing) -> Standing:
+        self._called = self.state
+        return replace(standing, checksum=self.state.whole) if self.checks and signs(standing) else standing
+
+    def _checksum(self, step: int) -> int:
+        if not self.checks:
+            return 0
+        return self.state.whole if step % self.checks == 0 else self.state.parameters
+
+    def _end_disputed(self) -> None:
+        target = self.stepper.target
+        assert target is not None
+        self.world.emit("disputed", self.member.group, "{} at step {}", target.id, self.stepper.step)
+        self.world.witness.ends(self.member, target.members.index(self.member), target.id, self.flips)
+        self.exit = "corrupt"
+        self.process.die()
 
     def _ended(self, id: QuorumId, result: Result | None) -> tuple[object, ...] | None:
         """What all ranks put in; or None, after which ``next`` says how to go on."""

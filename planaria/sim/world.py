@@ -14,6 +14,7 @@ from planaria.sim.coordinator import LIGHTHOUSE, Coordinator, Store
 from planaria.sim.disk import Disk
 from planaria.sim.fabric import Fabric
 from planaria.sim.faults import APPLY
+from planaria.sim.flips import Unseen, Witness
 from planaria.sim.invariants import Checker, Violation
 from planaria.sim.kernel import Kernel, Process
 from planaria.sim.lighthouses import Candidate, Electoral
@@ -34,7 +35,7 @@ RESTART_TIME = 0.3  # of a lighthouse that was killed and is not held down by th
 @dataclass(frozen=True, slots=True)
 class Outcome:
     seed: int
-    verdict: str  # "finished", "stopped", or what was violated
+    verdict: str  # "finished", "stopped", "unseen" (see flips.py), or what was violated
     failed: bool
     seconds: float  # virtual
     commits: int
@@ -72,11 +73,14 @@ class World:
             and (config.save_every > 0 or config.copy_every > 0 or any(f.kind in PLANNED for f in config.faults)),
             copies=config.copy_every > 0,
         )
+        self.witness = Witness(self.checker.reference)
+        self.checker.on_roll = self.witness.called
         self.fabric = Fabric(self.links, self.checker, lambda pair: self.kernel.between(*pair), self.kernel.chance)
         several = config.lighthouses > 1
         self.store = Electoral(ends_leases=config.seed % 2 == 0) if several else Store()
         self.candidates: dict[str, Candidate] = {}
         self._lives = 0  # of lighthouses
+        self.flips = 0  # bits that have flipped
         self.frozen = False  # some lighthouse's clock has stood still
         self.restart_time = RESTART_TIME
         self.clock_offset = 1000.0
@@ -236,6 +240,9 @@ class World:
             there = tuple(sorted(f"{m.group}.{m.incarnation}" for m in self.checker.finishers))
             if self.config.finishers and there != self.config.finishers:
                 verdict, failed = f"{there} finished, but {self.config.finishers} is expected", True
+        except Unseen as why:
+            verdict, failed = "unseen", bool(self.config.expect) and self.config.expect != "unseen"
+            self.trace.add(self.kernel.now, "!!! {}", why)
         except Violation as broken:
             verdict, failed = str(broken), True
             self.trace.add(self.kernel.now, "!!! {}", broken)

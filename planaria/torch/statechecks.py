@@ -22,7 +22,7 @@ from pathlib import Path
 import xxhash
 
 from planaria.core.actions import Disputed
-from planaria.core.corruption import odd_ones
+from planaria.core.corruption import compared, odd_ones, signs
 from planaria.core.messages import Standing
 from planaria.errors import CorruptionError
 from planaria.exchange.checksum import lane_sums
@@ -58,10 +58,10 @@ class StateChecks:
         return _of(lane_sums([*self._state.checked(whole=step % self.every == 0).values()]))
 
     def signed(self, standing: Standing) -> Standing:
-        """With the checksum of all that the group holds, if that counts. All its ranks call this together. Raises what
-        ``gather`` raises."""
+        """With the checksum of all that the group holds, if that counts or may come to. All its ranks call this
+        together. Raises what ``gather`` raises."""
         self.found = {}
-        if not (self.every and standing.settled):
+        if not (self.every and signs(standing)):
             return standing
         return replace(standing, checksum=self._whole())
 
@@ -79,21 +79,21 @@ class StateChecks:
         """If those that count in a roll call differ, find out in which tensors. ``gather`` asks all members of the
         quorum, which all do this together. Raises what it raises."""
         self._differ = None
-        compared = _compared(standings)
-        if len({standings[rank].checksum for rank in compared}) <= 1:
+        members = compared(standings)
+        if len({standings[rank].checksum for rank in members}) <= 1:
             return
         tensors = self._state.checked(whole=True)
         sums = lane_sums([*tensors.values()])
         told = [json.loads(each) for each in gather(json.dumps(sums).encode())]
-        self._differ, self._values = {rank: [] for rank in compared}, {}
+        self._differ, self._values = {rank: [] for rank in members}, {}
         for index, name in enumerate(tensors):
             # A member that has other tensors, or none, differs in all of them.
-            values = [told[rank][index] if len(told[rank]) == len(sums) else -1 for rank in compared]
+            values = [told[rank][index] if len(told[rank]) == len(sums) else -1 for rank in members]
             odd = odd_ones(values)
             if odd is None or odd:
-                self._values[name] = {rank: f"{value:016x}" for rank, value in zip(compared, values, strict=True)}
-            for position in range(len(compared)) if odd is None else odd:
-                self._differ[compared[position]].append(name)
+                self._values[name] = {rank: f"{value:016x}" for rank, value in zip(members, values, strict=True)}
+            for position in range(len(members)) if odd is None else odd:
+                self._differ[members[position]].append(name)
 
     def conclude(self, step: int) -> None:
         """Put together what the ranks of the group have found: ``found``. All of them call this, after ``look``."""
@@ -130,12 +130,6 @@ def disputed(checks: StateChecks, action: Disputed, where: str) -> CorruptionErr
         f"groups or more would tell. Details are in {EVIDENCE} beside each rank's logs. With durable checkpoints the "
         "job goes back to the newest one"
     )
-
-
-def _compared(standings: Sequence[Standing]) -> list[int]:
-    """Members whose states should be the same: those of the newest."""
-    newest = max(((each.step, each.under) for each in standings if each.settled), default=None)
-    return [rank for rank, each in enumerate(standings) if each.settled and (each.step, each.under) == newest]
 
 
 def _of(sums: Sequence[int]) -> int:

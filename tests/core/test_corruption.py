@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.core.actions import Compute, Disputed, Exchange, Heal, RollCall, Tell, Wait
 from planaria.core.assignment import contiguous
-from planaria.core.corruption import Recheck, odd_ones
+from planaria.core.corruption import Recheck, compared, odd_ones, signs
 from planaria.core.messages import Adopted, ControlWord, Policy, Ready, Standing, Trouble
 from planaria.core.stepper import Stepper
 from tests.core.test_stepper import commit, compute, id_of, member, quorum, stepper, under, working
@@ -182,6 +182,26 @@ def test_one_that_differs_again_after_healing_ends_itself_alone() -> None:
         each.rolled(id_of(1), standings(each, 5, 8, 5))
     assert me.next() == Disputed(1, (member(1),))
     assert isinstance(other.next(), Heal)
+
+
+def test_another_one_that_differs_in_the_same_step_heals_as_the_first_did() -> None:
+    me = in_doubt(2)
+    me.rolled(id_of(1), standings(me, 5, 9, 5))
+    me.healed(id_of(1))
+    compute(me)
+    me.recount()
+    me.rolled(id_of(1), standings(me, 5, 5, 8))
+    assert me.next() == Heal(id_of(1), 1, (0, 1), (2,), receive=True, checksum=5)
+
+
+def test_states_that_the_job_begins_with_again_are_compared_but_not_those_that_scripts_made() -> None:
+    assert signs(Standing(3, settled=False)) and signs(Standing(0, settled=True)) and not signs(Standing(0, False))
+    old = [Standing(3, False, checksum=each) for each in (5, 5, 8)]
+    assert compared(old) == [0, 1, 2] and compared([*old, Standing(4, False)]) == [3]
+    assert compared([*old, Standing(2, True)]) == [3]  # one whose state counts is right, whatever its step
+    me = stepper(2)
+    under(me, quorum(1, 0, 1, 2, founding=True), old)
+    assert me.next() == Heal(id_of(1), 3, (0, 1), (2,), receive=True, checksum=5)
 
 
 def test_a_difference_that_no_roll_call_shows_does_not_go_on_for_ever() -> None:

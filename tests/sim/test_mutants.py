@@ -229,6 +229,42 @@ class NeverSleeps(Lighthouse):
         return super()._end()
 
 
+class SeesNoDifference(Stepper):
+    """Goes on after a recount as if all members held the same."""
+
+    def rolled(self, id: QuorumId, standings):  # type: ignore[no-untyped-def]
+        return super().rolled(id, [replace(s, checksum=0) for s in standings])
+
+
+class ForgetsADoubt(Stepper):
+    """A group that saw a difference, and is left alone, goes on."""
+
+    def recount(self) -> None:
+        super().recount()
+        self._in_doubt = False
+
+
+class ForgetsARollCall(Stepper):
+    """What a roll call has shown is lost with its quorum."""
+
+    def rolled(self, id: QuorumId, standings):  # type: ignore[no-untyped-def]
+        return super().rolled(id, standings) if self.target is not None and self.works_under(id) else []
+
+
+class TakesWhatItIsGiven(Stepper):
+    """Does not mind that a healing brought something else than its sources had signed."""
+
+    def spoilt(self, id: QuorumId) -> list[core.Effect]:
+        return self.healed(id)
+
+
+class EndsWhoDiffersLater(Stepper):
+    """A group that is damaged in a step in which another one was, and healed, is taken for broken."""
+
+    def _still_unclear(self, step: int, odd: bool, agreeing: int) -> bool:
+        return self._recounts > 1 if odd else super()._still_unclear(step, odd, agreeing)
+
+
 class LeadsForEver(Leadership):
     """Takes no notice of its fence: it acts until the store itself says that another one leads."""
 
@@ -291,6 +327,14 @@ STEPPERS: list[tuple[type[Stepper], Scenario, tuple[str, ...]]] = [
     (SaysNothing, BASE, MEMBER_FAULTS),
     (FinishesAlone, SHRINKING, MEMBER_FAULTS),  # elsewhere, whoever is left behind computes the same bits again
 ]
+FLIPPING = replace(BASE, check_every=1)
+FLIPPED: list[tuple[type[Stepper], tuple[str, ...]]] = [
+    (SeesNoDifference, ("flip",)),
+    (ForgetsADoubt, ("kill", "flip")),
+    (ForgetsARollCall, ("kill", "flip")),
+    (TakesWhatItIsGiven, ("flip",)),
+    (EndsWhoDiffersLater, ("flip",)),
+]
 LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
     (PublishesFirst, ()),
     (ForgetsItsEpoch, CONTROL_FAULTS),
@@ -327,6 +371,17 @@ def test_a_mistake_in_the_stepper_is_found(stepper: type[Stepper], base: Scenari
 @pytest.mark.parametrize(("lighthouse", "menu"), LIGHTHOUSES, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_mistake_in_the_lighthouse_is_found(lighthouse: type[Lighthouse], menu: tuple[str, ...]) -> None:
     assert hunt(lighthouse=lighthouse, menu=menu)
+
+
+@pytest.mark.parametrize(("stepper", "menu"), FLIPPED, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_mistake_around_flipped_bits_is_found(stepper: type[Stepper], menu: tuple[str, ...]) -> None:
+    assert hunt(stepper=stepper, base=FLIPPING, menu=menu)
+
+
+def test_without_a_mistake_around_flipped_bits_nothing_is_found() -> None:
+    for seed in range(60):
+        outcome = World(random_scenario(seed, FLIPPING)).run()
+        assert not outcome.failed, f"seed {seed}: {outcome.verdict}"
 
 
 @pytest.mark.parametrize("leadership", LEADERS, ids=lambda x: x.__name__)

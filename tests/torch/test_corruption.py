@@ -55,7 +55,7 @@ def test_a_state_that_changed_between_the_roll_call_and_the_healing_is_refused()
     receiver, agreed = checks(other), source.signed(Standing(4, True)).checksum
     other.restore(*state.capture())
     assert receiver.bears_out(agreed)
-    assert receiver.bears_out(0)  # of a founding quorum nobody has signed
+    assert receiver.bears_out(0)  # who begins with what its script made has not signed it
     flip(optimizer.state[model[0].weight]["exp_avg"])
     other.restore(*state.capture())
     assert not receiver.bears_out(agreed)
