@@ -139,7 +139,7 @@ class Link:
         with suppress(TimeoutError, grpc.RpcError, ProtocolError, UsageError):
             async with asyncio.timeout(_LEAVE_SECONDS), open_channel(self.address) as channel:
                 await self._gone.wait()
-                reply = await LighthouseStub(channel).Status(pb.StatusRequest(job=job), metadata=_proof())
+                reply = await LighthouseStub(channel).Status(pb.StatusRequest(job=job), metadata=_proof("Status"))
                 return decode_status(reply.jobs[0]).events
         return ()
 
@@ -148,18 +148,20 @@ class Link:
         whoever wants it asks again. ``reason`` and ``share`` as in ``core.wishes``."""
         assert self._channel is not None
         request = pb.GroupRequest(job=job, group=group, reason=clip(reason), share=share)
-        return await _refusal(LighthouseStub(self._channel).Drain(request, timeout=_DRAIN_SECONDS, metadata=_proof()))
+        stub = LighthouseStub(self._channel)
+        return await _refusal(stub.Drain(request, timeout=_DRAIN_SECONDS, metadata=_proof("Drain")))
 
     async def migrate(self, job: str, group: int, rank: int, reason: str, share: float) -> str | None:
         """The same for a single rank: another process is to take its place."""
         assert self._channel is not None
         request = pb.MigrateRequest(job=job, group=group, rank=rank, reason=clip(reason), share=share)
-        return await _refusal(LighthouseStub(self._channel).Migrate(request, timeout=_DRAIN_SECONDS, metadata=_proof()))
+        stub = LighthouseStub(self._channel)
+        return await _refusal(stub.Migrate(request, timeout=_DRAIN_SECONDS, metadata=_proof("Migrate")))
 
     async def events(self, job: str) -> AsyncIterator[Event]:
         """The lighthouse's own events of the job, as they happen; ends when the lighthouse is lost."""
         assert self._channel is not None
-        call = LighthouseStub(self._channel).WatchEvents(pb.WatchRequest(job=job), metadata=_proof())
+        call = LighthouseStub(self._channel).WatchEvents(pb.WatchRequest(job=job), metadata=_proof("WatchEvents"))
         try:
             async for message in call:
                 yield decode_event(message)
@@ -176,7 +178,7 @@ class Link:
         assert self._channel is not None
         # With several, one that cannot be reached is left for the next at once.
         only = self.addresses == (self.address,)
-        call = LighthouseStub(self._channel).Attend(wait_for_ready=only, metadata=_proof())
+        call = LighthouseStub(self._channel).Attend(wait_for_ready=only, metadata=_proof("Attend"))
         heard, writer = False, None
         try:
             await call.wait_for_connection()
@@ -290,9 +292,9 @@ class Link:
                 self._on_note("link", f"no lighthouse answers at {where} yet ({why}); trying on")
 
 
-def _proof() -> tuple[tuple[str, str], ...]:
+def _proof(method: str) -> tuple[tuple[str, str], ...]:
     try:
-        return metadata(Role.AGENT)
+        return metadata(method, Role.AGENT)
     except UsageError:
         return ()  # half replaced: the lighthouse says no, and is asked again
 
@@ -306,7 +308,7 @@ async def _trouble(channel: grpc.aio.Channel) -> str:
     """Why nothing can be asked of a lighthouse; empty if it can. The stream itself only waits for a connection."""
     try:
         stub = LighthouseStub(channel)
-        reply = await stub.Status(pb.StatusRequest(), timeout=_DRAIN_SECONDS, metadata=_proof())
+        reply = await stub.Status(pb.StatusRequest(), timeout=_DRAIN_SECONDS, metadata=_proof("Status"))
         if not reply.leads:
             return f"it stands by; {reply.trouble or reply.leader or 'nobody is known to lead'}"
     except grpc.aio.AioRpcError as error:

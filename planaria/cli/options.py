@@ -138,7 +138,7 @@ def check(options: RunOptions) -> None:
     _check_devices(options)
     Credentials.given((Role.AGENT,))
     if (token := Token.given()) is not None:
-        token.proof((Role.AGENT,))
+        token.proof("Attend", (Role.AGENT,))
     if options.reduction not in REDUCTIONS:
         raise UsageError(f"--reduction {options.reduction}: unknown; known reductions: {', '.join(REDUCTIONS)}")
     if options.exact not in (None, *PROMISES):

@@ -12,6 +12,7 @@ from planaria.core.attendance import Attendance
 from planaria.core.liveness import HEARTBEAT
 from planaria.core.messages import (
     NO_QUORUM,
+    Corrupted,
     Desired,
     Drain,
     Event,
@@ -56,6 +57,11 @@ DECISION_SECONDS = 20e-6
 LARGE = 64  # groups; below, a rest would be shorter than a message takes
 
 
+# Damages of one group after which people are told that its hardware may be broken: as many wrong gradients in a row end
+# it (planaria.torch.rechecks).
+REPEATED = 3
+
+
 class Ledger:
     """``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
@@ -93,6 +99,7 @@ class Ledger:
         self._trouble_at: float | None = None
         self._warned: tuple[QuorumId, str] = (NO_QUORUM, "")
         self._members: frozenset[Member] = frozenset()  # of the quorum in force
+        self._corruptions: dict[int, int] = {}  # by group, in the lighthouse's own life
         self._awaited: set[Member] = set()  # those of them that have not said that they work under it
         self._news = False  # something happened that may ask for a decision
         self._rests_until = -math.inf  # watched time; a large job has just been decided upon
@@ -276,6 +283,22 @@ class Ledger:
             f"{view.member} leaves after the next commit" + (f": {reason}" if reason else ""),
             view.member.group,
         )
+
+    def _corrupted(self, report: Corrupted) -> None:
+        """For people. A particle flips a bit once; a group of which it is said again and again, in whatever life, is on
+        hardware that should not be used."""
+        group = report.member.group
+        self._event("corrupt", f"{report.member} at step {report.step}: {report.text}", group)
+        times = self._corruptions[group] = self._corruptions.get(group, 0) + 1
+        view = self.seen.groups.get(group)
+        if view is None or times < REPEATED:
+            return
+        view.note = f"damaged {times} times: its hardware may be broken"
+        if times == REPEATED:
+            advice = f"planaria drain --node {view.agent} or planaria drain {group}"
+            self._event(
+                "suspicious", f"group {group} was damaged {times} times; if it is its hardware: {advice}", group
+            )
 
     def _refuse(self, view: Group, reason: str) -> None:
         view.state, view.note, self._news = State.REFUSED, reason, True

@@ -120,7 +120,7 @@ class Lighthouse(Latecomers):
             case Saved():
                 self._saved(report)
             case Corrupted():
-                self._event("corrupt", f"{report.member} at step {report.step}: {report.text}", report.member.group)
+                self._corrupted(report)
         return self._end()
 
     def agent_lost(self, agent: str, now: float) -> list[Effect]:

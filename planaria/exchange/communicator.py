@@ -49,6 +49,11 @@ FORMATION_FACTOR = 20.0  # times the longest formation observed
 LINGERING_LIMIT = 64
 
 
+# Bytes that one member may say to all others at once. What is gathered is some kilobytes: standings, and checksums of
+# every tensor if states differ. A peer that is not what it seems shall not choose how much memory is taken here.
+MOST_GATHERED = 1 << 26
+
+
 class Communicator:
     """One life of a group: made by :class:`Communicators`, usable from ``on_formed`` until it is dropped.
 
@@ -221,10 +226,12 @@ class Communicator:
         sent = [self.send(length, peer, first_tag, "gathering") for peer in peers]
         for each in arrivals:
             each.wait()
-        bodies = {
-            peer: torch.empty(struct.unpack("<q", as_bytes(lengths[peer]))[0], dtype=torch.uint8, device="cpu")
-            for peer in peers
-        }
+        bodies = {}
+        for peer in peers:
+            (size,) = struct.unpack("<q", as_bytes(lengths[peer]))
+            if not 0 <= size <= MOST_GATHERED:
+                raise self.trouble("gathering", peer, f"it says that {size} bytes follow")
+            bodies[peer] = torch.empty(size, dtype=torch.uint8, device="cpu")
         body = as_tensor(payload)
         arrivals = [self.receive(bodies[peer], peer, first_tag + 1, "gathering") for peer in peers]
         sent += [self.send(body, peer, first_tag + 1, "gathering") for peer in peers]

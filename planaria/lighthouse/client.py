@@ -60,7 +60,10 @@ class OperatorClient:
     def posts(self) -> list[Post]:
         """What each of the lighthouses is doing."""
         asked = [
-            (address, self._stub(address).Status.future(pb.StatusRequest(), self._deadline, metadata(*_ROLES)))
+            (
+                address,
+                self._stub(address).Status.future(pb.StatusRequest(), self._deadline, metadata("Status", *_ROLES)),
+            )
             for address in self.addresses
         ]
         found = []
@@ -120,7 +123,7 @@ class OperatorClient:
 
         def begin(stub: Any) -> None:
             nonlocal first
-            calls.append(stub.WatchEvents(pb.WatchRequest(job=job), metadata=metadata(*_ROLES)))
+            calls.append(stub.WatchEvents(pb.WatchRequest(job=job), metadata=metadata("WatchEvents", *_ROLES)))
             first = next(calls[-1], None)
 
         self._of_leader(begin)
@@ -133,7 +136,8 @@ class OperatorClient:
 
     def _status(self, job: str) -> Any:
         def ask(stub: Any) -> Any:
-            reply = stub.Status(pb.StatusRequest(job=job), timeout=self._deadline, metadata=metadata(*_ROLES))
+            proof = metadata("Status", *_ROLES)
+            reply = stub.Status(pb.StatusRequest(job=job), timeout=self._deadline, metadata=proof)
             return reply if reply.leads else _StandsBy(reply.leader, reply.trouble)
 
         return self._of_leader(ask)
@@ -145,7 +149,7 @@ class OperatorClient:
             raise UsageError(str(error)) from None
 
         def ask(stub: Any) -> Any:
-            return getattr(stub, method)(made, timeout=self._deadline, metadata=metadata(*_ROLES))
+            return getattr(stub, method)(made, timeout=self._deadline, metadata=metadata(method, *_ROLES))
 
         return str(self._of_leader(ask).text)
 

@@ -29,10 +29,10 @@ class Operators(LighthouseServicer):
         self._guard = guard
         self._knows_callers = knows_callers  # by their certificates; else whoever gets here is let in
 
-    async def require(self, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]) -> None:
+    async def require(self, method: str, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]) -> None:
         """Returns only if the caller has a role that may do this."""
         if self._guard is not None:
-            await self._require_proof(self._guard, context, allowed)
+            await self._require_proof(self._guard, method, context, allowed)
         if not self._knows_callers:
             return
         about = context.auth_context()
@@ -53,10 +53,10 @@ class Operators(LighthouseServicer):
         raise AssertionError("abort always raises")
 
     async def _require_proof(
-        self, guard: Guard, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]
+        self, guard: Guard, method: str, context: grpc.aio.ServicerContext[Any, Any], allowed: frozenset[Role]
     ) -> None:
         try:
-            role = guard.role(context.invocation_metadata() or ())
+            role = guard.role(method, context.invocation_metadata() or ())
         except Denied as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             return
@@ -69,7 +69,7 @@ class Operators(LighthouseServicer):
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]
     ) -> pb.StatusReply:
         """One job, or all of them if none is named; none from one that stands by."""
-        await self.require(context, READ)
+        await self.require("Status", context, READ)
         jobs, seat = self.seat.jobs, self.seat.status()
         reply = pb.StatusReply(
             leads=seat.leads, leader=seat.leader, epoch=seat.epoch, trouble=checks.clip(seat.trouble)
@@ -97,7 +97,7 @@ class Operators(LighthouseServicer):
                 f"signal {request.signal} goes to {whom}",
             )
 
-        return await self._operate(request.job, verb, context)
+        return await self._operate("Kill", request.job, verb, context)
 
     async def Drain(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
@@ -109,7 +109,7 @@ class Operators(LighthouseServicer):
                 f"group {request.group} leaves after one of the next commits",
             )
 
-        return await self._operate(request.job, verb, context)
+        return await self._operate("Drain", request.job, verb, context)
 
     async def Migrate(
         self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
@@ -129,7 +129,7 @@ class Operators(LighthouseServicer):
                 return lambda now: machine.drain_rank(group, rank, now), text + ", and nobody comes to its GPU after it"
             return lambda now: machine.migrate(group, rank, now, reason, share, to=node), text
 
-        return await self._operate(request.job, verb, context)
+        return await self._operate("Migrate", request.job, verb, context)
 
     async def DrainNode(
         self, request: pb.NodeRequest, context: grpc.aio.ServicerContext[pb.NodeRequest, pb.Done]
@@ -145,7 +145,7 @@ class Operators(LighthouseServicer):
                 "undrain",
             )
 
-        return await self._operate(request.job, verb, context)
+        return await self._operate("DrainNode", request.job, verb, context)
 
     async def Evict(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
@@ -156,7 +156,7 @@ class Operators(LighthouseServicer):
                 f"group {request.group} counts as dead from now on",
             )
 
-        return await self._operate(request.job, verb, context)
+        return await self._operate("Evict", request.job, verb, context)
 
     async def Scale(
         self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[pb.ScaleRequest, pb.Done]
@@ -165,13 +165,13 @@ class Operators(LighthouseServicer):
             checks.integer(request.groups, 1, checks.MAX_GROUP, "the number of groups")
             return lambda now: job.machine.scale(request.groups, now), f"the job goes to {request.groups} groups"
 
-        return await self._operate(request.job, verb, context)
+        return await self._operate("Scale", request.job, verb, context)
 
     async def WatchEvents(
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[pb.WatchRequest, pb.Event]
     ) -> None:
         """The events that are kept, then every new one, until the watcher leaves."""
-        await self.require(context, READ)
+        await self.require("WatchEvents", context, READ)
         jobs = await self.leading(context)
         try:
             job = jobs.find(request.job)
@@ -187,11 +187,12 @@ class Operators(LighthouseServicer):
 
     async def _operate(
         self,
+        method: str,
         name: str,
         choose: Callable[[Job], tuple[Verb, str]],
         context: grpc.aio.ServicerContext[Any, pb.Done],
     ) -> pb.Done:
-        await self.require(context, CHANGE)
+        await self.require(method, context, CHANGE)
         jobs = await self.leading(context)
         try:
             job = jobs.find(name)

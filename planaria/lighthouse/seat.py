@@ -190,6 +190,9 @@ class _Kept:
     def _or_stand_by(self, deed: Callable[[], None]) -> None:
         try:
             deed()
-        except (StoreAway, Deposed) as why:
+        except (
+            StoreAway,
+            Deposed,
+        ) as why:  # of other errors nothing was written for certain: that job alone is given up
             self._on_failure(str(why))
             raise

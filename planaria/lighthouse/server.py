@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,11 +27,10 @@ from planaria.lighthouse.seat import Candidate, Seat
 from planaria.lighthouse.store import Store
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import DEFAULT_BIND, add_port, make_server, split_address
-from planaria.wire.checks import encode_member
 from planaria.wire.codec import decode_report, encode_order, guarded
 from planaria.wire.control_pb2_grpc import add_LighthouseServicer_to_server
 from planaria.wire.credentials import Credentials, demand_for
-from planaria.wire.quorums import encode_quorum
+from planaria.wire.quorums import publish_frame
 from planaria.wire.roles import ATTEND, Role
 from planaria.wire.token import Guard, Token
 
@@ -48,7 +48,7 @@ class Service(Operators):
 
     async def Attend(self, request_iterator: AsyncIterator[pb.AgentFrame], context: Context) -> None:
         """One agent's stream, from its Hello until either side ends it."""
-        await self.require(context, ATTEND)
+        await self.require("Attend", context, ATTEND)
         await context.send_initial_metadata(())  # at once: it tells the agent that it is connected
         try:
             hello = await _hello(context)
@@ -113,20 +113,23 @@ async def _read(job: Job, agent: str, context: Context) -> None:
 async def _write(job: Job, stream: Outbox[Order], context: Context) -> None:
     """Send what the agent is to know until the stream is closed. Waits, and waits alone, if the agent is
     slow. What is still there when another lighthouse may lead is never sent."""
+    write: Any = context.write  # of bytes: see _take_bytes
     while (order := await stream.take()) is not None and job.may_act():
-        await context.write(guarded(_frame, order))
+        await write(guarded(_frame, order))
 
 
-def _frame(order: Order) -> pb.LighthouseFrame:
-    """Filled in place: a message is copied each time that it is put into another one, and a quorum of a thousand
-    members goes to a thousand agents."""
-    frame = pb.LighthouseFrame()
+def _frame(order: Order) -> bytes:
     if isinstance(order, Publish):
-        frame.order.publish.member.CopyFrom(encode_member(order.member))
-        frame.order.publish.quorum.CopyFrom(encode_quorum(order.quorum))
-    else:
-        frame.order.CopyFrom(encode_order(order))
-    return frame
+        return publish_frame(order.member, order.quorum)
+    return pb.LighthouseFrame(order=encode_order(order)).SerializeToString()
+
+
+def _take_bytes(service: Service, server: Any) -> None:
+    """What goes to agents is serialised here, see ``publish_frame``: of a method that is registered again the newer
+    handler counts."""
+    read: Any = pb.AgentFrame.FromString
+    handler = grpc.stream_stream_rpc_method_handler(service.Attend, request_deserializer=read)
+    server.add_registered_method_handlers("planaria.v1.Lighthouse", {"Attend": handler})
 
 
 async def _end(*tasks: asyncio.Task[None]) -> list[BaseException]:
@@ -169,6 +172,7 @@ class Server:
         guard = None if self._token is None else Guard(self._token)
         service = Service(self.seat, knows_callers=self._credentials is not None, guard=guard)
         add_LighthouseServicer_to_server(service, self._grpc)
+        _take_bytes(service, self._grpc)
 
     async def start(self, bind: str = DEFAULT_BIND, http: str | None = None, advertise: str | None = None) -> Listening:
         """``advertise``: where agents reach this one, if not at ``bind``. UsageError if an address is taken or

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from planaria.core.messages import Quorum
+from planaria.core.messages import Member, Quorum
 from planaria.errors import ProtocolError
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
@@ -42,6 +42,24 @@ def encode_quorum(quorum: Quorum) -> pb.Quorum:
     )
     _newest = (quorum, message)
     return message
+
+
+_published: tuple[Quorum, bytes] | None = None  # the frame of the newest, as it is for every member
+
+
+def publish_frame(member: Member, quorum: Quorum) -> bytes:
+    """A serialised LighthouseFrame that tells ``member`` of ``quorum``. A thousand agents are told of the same one, and
+    to copy and serialise it for each took most of the time in which they waited. Protobuf merges messages whose bytes
+    follow each other, so what differs is put in front of what does not."""
+    global _published
+    seen = _published
+    if seen is None or seen[0] is not quorum:
+        whole = pb.LighthouseFrame()
+        whole.order.publish.quorum.CopyFrom(encode_quorum(quorum))
+        seen = _published = (quorum, whole.SerializeToString())
+    own = pb.LighthouseFrame()
+    own.order.publish.member.CopyFrom(encode_member(member))
+    return own.SerializeToString() + seen[1]
 
 
 def decode_quorum(message: pb.Quorum) -> Quorum:

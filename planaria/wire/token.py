@@ -4,9 +4,10 @@ Each line of the file is a role and 32 bytes in hexadecimal digits. A lighthouse
 their own roles. The first line of a role is the one that is used, all are believed: so a file is replaced at the
 lighthouse first. It is read for every call, so nothing is restarted for it.
 
-The secret itself never travels. Each call carries a proof of its own, made of the role, the time and a number that is
-used once (HMAC-SHA256, RFC 2104); what was seen on the way is worth nothing to that lighthouse afterwards. What
-is said in the call is protected by TLS alone.
+The secret itself never travels. Each call carries a proof of its own, made of the role, the method that is called, the
+time and a number that is used once (HMAC-SHA256, RFC 2104); what was seen on the way is worth nothing to that
+lighthouse afterwards, and what was held back there is good for that method alone. What is said in the call is
+protected by TLS alone.
 """
 
 from __future__ import annotations
@@ -68,22 +69,22 @@ class Token:
             )
         return [(known[each[1]], bytes.fromhex(each[2])) for each in found if each is not None]
 
-    def proof(self, roles: Sequence[Role]) -> str:
-        """For one call, in the first of ``roles`` of which there is a secret. Raises UsageError."""
+    def proof(self, method: str, roles: Sequence[Role]) -> str:
+        """For one call of ``method``, in the first of ``roles`` of which there is a secret. Raises UsageError."""
         held = self.secrets()
         for role in roles:
             for other, secret in held:
                 if other is role:
                     said = f"{role.value} {int(time.time() * 1000)} {secrets.token_hex(16)}"
-                    return f"{said} {_sign(secret, said)}"
+                    return f"{said} {_sign(secret, said, method)}"
         wanted = " or ".join(role.value for role in roles)
         raise UsageError(f"--token-file {self.path} holds no secret of the role {wanted}")
 
 
-def metadata(*roles: Role) -> tuple[tuple[str, str], ...]:
-    """What goes with a call, if a token is used here."""
+def metadata(method: str, *roles: Role) -> tuple[tuple[str, str], ...]:
+    """What goes with a call of ``method``, if a token is used here."""
     token = Token.given()
-    return () if token is None else ((HEADER, token.proof(roles)),)
+    return () if token is None else ((HEADER, token.proof(method, roles)),)
 
 
 class Guard:
@@ -94,8 +95,8 @@ class Guard:
         self._began = time.time()
         self._seen: dict[str, float] = {}  # numbers that were used, in the order of their use: when that was
 
-    def role(self, shown: Iterable[tuple[str, str | bytes]]) -> Role:
-        """Of the caller whose metadata this is. Raises Denied."""
+    def role(self, method: str, shown: Iterable[tuple[str, str | bytes]]) -> Role:
+        """Of the caller of ``method`` whose metadata this is. Raises Denied."""
         found = next((value for key, value in shown if key == HEADER), None)
         parts = _PROOF.fullmatch(found) if isinstance(found, str) and found.isascii() else None
         if parts is None:
@@ -107,10 +108,10 @@ class Guard:
         except UsageError:
             raise Denied("the token file of the lighthouse cannot be read now") from None
         # All are compared, in constant time each: how long it takes says nothing of them.
-        matching = [role for role, secret in held if hmac.compare_digest(_sign(secret, said), signature)]
+        matching = [role for role, secret in held if hmac.compare_digest(_sign(secret, said, method), signature)]
         good = [role for role in matching if role.value == name]
         if not good:
-            raise Denied("the token is none that this lighthouse knows")
+            raise Denied("the token is none that this lighthouse knows, or was not given for this call")
         made, now = int(at) / 1000, time.time()
         if abs(now - made) > SKEW:
             raise Denied(f"the caller's clock differs by {made - now:+.0f} s; {SKEW:.0f} s are allowed")
@@ -130,8 +131,8 @@ class Guard:
             del self._seen[next(iter(self._seen))]
 
 
-def _sign(secret: bytes, said: str) -> str:
-    return hmac.new(secret, f"planaria 1 {said}".encode(), "sha256").hexdigest()
+def _sign(secret: bytes, said: str, method: str) -> str:
+    return hmac.new(secret, f"planaria 2 {method} {said}".encode(), "sha256").hexdigest()
 
 
 def make(path: Path, roles: Sequence[Role]) -> Path:

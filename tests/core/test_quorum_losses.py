@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from quorum_desk import Desk, working
 
-from planaria.core.messages import Adopted, Heartbeat, Leaving, Member, Phase, Pulse, QuorumId
+from planaria.core.messages import Adopted, Corrupted, Heartbeat, Leaving, Member, Phase, Pulse, QuorumId
 from planaria.core.roster import LineageRecord, lineage_after
 
 
@@ -200,12 +200,27 @@ def test_a_clock_that_goes_backwards_does_no_harm() -> None:
     assert desk.dies(1)[0] == "store 1.2 [0 2]"
 
 
-def shows(desk: Desk, step: int, *phases: Phase) -> list[str]:
+def test_a_group_that_is_damaged_again_and_again_is_named_in_the_status_whatever_its_life() -> None:
+    desk = working()
+    for number in range(4):
+        desk.tell(1, Corrupted(desk.member(1), number, "its state is not that of the others (w)"))
+        desk.tell(2, Corrupted(desk.member(2), number, "a particle")) if not number else None
+        if not number:
+            desk.dies(1)
+            desk.ready(1)
+    assert sum("at step" in text for text in desk.events()) == 5
+    (advice,) = [text for text in desk.events() if "planaria drain --node a1" in text]
+    assert "group 1 was damaged 3 times" in advice
+    notes = {group.member.group: group.note for group in desk.lighthouse.snapshot().groups}
+    assert notes == {0: "", 1: "damaged 4 times: its hardware may be broken", 2: ""}
+
+
+def shows(desk: Desk, step: int, *phases: Phase, quorum: int = 1) -> list[str]:
     """A second later."""
     desk.now += 1.0
     found: list[str] = []
     for group, phase in enumerate(phases):
-        pulse = Pulse(desk.member(group), phase, step, QuorumId(1, 1), 0.0, 1.0)
+        pulse = Pulse(desk.member(group), phase, step, QuorumId(1, quorum), 0.0, 1.0)
         found += desk.tell(group, Heartbeat((pulse,)))
     return found
 
@@ -235,6 +250,19 @@ def test_a_sync_goes_without_a_group_that_is_late_and_it_joins_again() -> None:
     assert desk.ready(1, lenient=True, total_steps=100, after=QuorumId(1, 2))[0] == "store 1.3 [0 1 2]"
     (late,) = [group for group in desk.lighthouse.snapshot().groups if group.note]
     assert late.member.group == 1 and late.note.startswith("left out 1 time: late at sync 6")
+
+
+def test_nobody_is_late_while_somebody_has_not_taken_up_the_quorum() -> None:
+    """The others wait for that one then, wherever the rest are."""
+    desk = at_work(lenient=True)
+    desk.trouble(0, 1, step=6)
+    desk.wait(1.0)
+    desk.adopts(0, 2, 6)
+    desk.adopts(1, 2, 6)
+    late = (Phase.EXCHANGING, Phase.COMPUTING, Phase.EXCHANGING)
+    assert [shows(desk, 6, *late, quorum=2) for _ in range(8)] == [[]] * 8
+    desk.adopts(2, 2, 6)
+    assert any(shows(desk, 6, *late, quorum=2) for _ in range(30))
 
 
 def test_where_nobody_may_be_left_out_the_others_wait() -> None:

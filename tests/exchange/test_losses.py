@@ -16,6 +16,7 @@ from exchange_rank import digest, expected
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import maximal_nodes
 from planaria.errors import CommunicatorError
+from planaria.exchange.communicator import MOST_GATHERED
 from planaria.exchange.rendezvous import RendezvousStore, form_group
 from planaria.exchange.sockets import Lines
 
@@ -140,6 +141,16 @@ def test_a_failure_of_a_life_is_told_by_every_later_call(cluster: Any) -> None:
     ranks[0].do("drop", quorum_id=quorum_id)
     ranks[0].tell("gather", quorum_id=quorum_id, payload=b"")
     assert "is not formed" in ranks[0].failure()
+
+
+def test_a_peer_does_not_choose_how_much_memory_is_taken(cluster: Any) -> None:
+    ranks = cluster.take(2)
+    quorum_id = cluster.form(ranks)
+    ranks[0].tell("gather", quorum_id=quorum_id, payload=bytes(MOST_GATHERED + 1))
+    ranks[1].tell("gather", quorum_id=quorum_id, payload=b"")
+    assert f"it says that {MOST_GATHERED + 1} bytes follow" in ranks[1].failure()
+    ranks[0].failure()
+    cluster.everyone(ranks, "drop", quorum_id=quorum_id)
 
 
 # --- formation ------------------------------------------------------------------------------------------------

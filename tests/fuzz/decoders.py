@@ -295,8 +295,8 @@ DECODERS = [
     ),
     Decoder(
         "proof",
-        lambda data: _GUARD.role([(HEADER, data.decode("latin-1"))]),
-        [_TOKEN.proof([role]).encode() for role in ROLES],
+        lambda data: _GUARD.role("Kill", [(HEADER, data.decode("latin-1"))]),
+        [_TOKEN.proof("Kill", [role]).encode() for role in ROLES],
         (Denied,),
         ages=True,
     ),

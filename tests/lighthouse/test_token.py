@@ -38,10 +38,15 @@ def only(path: Path, role: Role) -> str:
 async def test_roles_and_replay(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Lighthouse(tmp_path / "db", bind="0.0.0.0:0") as lighthouse:
         address = lighthouse.address.replace("0.0.0.0", "127.0.0.1")
-        shown = token.metadata(Role.AGENT)
+        shown = token.metadata("Status", Role.AGENT)
         async with open_channel(address) as channel:
             stub = LighthouseStub(channel)
             await stub.Status(pb.StatusRequest(), metadata=shown)
+            drains = token.metadata(
+                "Status", Role.OPERATOR
+            )  # a proof that was held back on the way, and put to other use
+            with pytest.raises(grpc.aio.AioRpcError, match="not given for this call"):
+                await stub.Drain(pb.GroupRequest(group=0), metadata=drains)
             for again in (shown, (), ((HEADER, "nonsense"),), ((HEADER, shown[0][1].replace("agent", "operator")),)):
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
                     await stub.Status(pb.StatusRequest(), metadata=again)
@@ -86,14 +91,14 @@ def test_what_a_guard_lets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     guard = Guard(given)
 
     def enter(proof: str) -> Role:
-        return guard.role([("other", "x"), (HEADER, proof)])
+        return guard.role("Status", [("other", "x"), (HEADER, proof)])
 
-    proof = given.proof([Role.OPERATOR])
+    proof = given.proof("Status", [Role.OPERATOR])
     assert enter(proof) is Role.OPERATOR
     for _ in range(2):
         with pytest.raises(Denied, match="used before"):
             enter(proof)
-    name, at, number, signature = given.proof([Role.VIEWER]).split()
+    name, at, number, signature = given.proof("Status", [Role.VIEWER]).split()
     for spoilt in (
         f"operator {at} {number} {signature}",
         f"{name} {int(at) + 1} {number} {signature}",
@@ -102,11 +107,11 @@ def test_what_a_guard_lets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ):
         with pytest.raises(Denied, match="none that this lighthouse knows"):
             enter(spoilt)
-    early = given.proof([Role.AGENT])
+    early = given.proof("Status", [Role.AGENT])
     now += SKEW + 1
     with pytest.raises(Denied, match="clock differs"):
         enter(early)
-    late = given.proof([Role.AGENT])
+    late = given.proof("Status", [Role.AGENT])
     assert enter(late) is Role.AGENT
     # A new life of the lighthouse knows nothing of what was used in the former one.
     now += 1
@@ -116,9 +121,19 @@ def test_what_a_guard_lets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     # Nothing is remembered for longer than it could be used.
     guard = Guard(given)
     for _ in range(5):
-        enter(given.proof([Role.AGENT]))
+        enter(given.proof("Status", [Role.AGENT]))
         now += SKEW
     assert len(guard._seen) <= 3
+    # Nor for shorter: one that was made by a clock that is ahead counts for twice the time.
+    now += SKEW - 1
+    ahead = given.proof("Status", [Role.AGENT])
+    now -= SKEW - 1
+    enter(ahead)
+    for _ in range(3):
+        now += SKEW / 2
+        enter(given.proof("Status", [Role.AGENT]))
+        with pytest.raises(Denied, match="used before"):
+            enter(ahead)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +156,4 @@ def test_files_that_are_no_tokens(tmp_path: Path, text: str) -> None:
 def test_the_secret_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert token.make(tmp_path / "token", [Role.VIEWER]).stat().st_mode & 0o077 == 0
     with pytest.raises(UsageError, match="no secret of the role agent"):
-        Token(tmp_path / "token").proof([Role.AGENT])
+        Token(tmp_path / "token").proof("Status", [Role.AGENT])

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
-from planaria.core.messages import QuorumId, Standing
-from planaria.errors import UsageError
+from planaria.core.messages import Corrupted, Member, Quorum, QuorumId, Standing
+from planaria.errors import CorruptionError, UsageError
 from planaria.torch.exactness import SAMPLES
 from planaria.torch.job import init
+from planaria.torch.rechecks import STRIKES, Rechecks
+from planaria.torch.records import ShardRecord
+from planaria.torch.session import Session
 from planaria.torch.settings import read_settings
 from planaria.torch.state import ProtectedState
 from planaria.torch.statechecks import StateChecks
@@ -146,3 +151,75 @@ def test_what_is_no_share_and_no_number(name: str, value: str) -> None:
 def test_recheck_needs_bits() -> None:
     with pytest.raises(UsageError, match="recheck compares bits"):
         init(exact=SAMPLES, recheck=0.5, device="cpu")
+
+
+# --- who computes wrongly ---------------------------------------------------------------------------------------
+
+
+class Quorum3:
+    """What ``Rechecks`` sees of a session: group 0 of three, of one rank each."""
+
+    member = Member(0, 0)
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.disputed: list[frozenset[int]] = []
+        members = tuple(Member(group, 0) for group in range(3))
+        target = Quorum(QuorumId(1, 1), members, ("",) * 3, True, "")
+        self.stepper = SimpleNamespace(target=target, step=7, dispute=self.disputed.append)
+        self.world = SimpleNamespace(rank=0)
+        self.settings = SimpleNamespace(where="job train, group 0")
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        return [payload]
+
+    def tell(self, report: Corrupted) -> None:
+        self.told.append(report.text)
+
+
+def compared(rechecks: Rechecks, said: dict[int, int]) -> frozenset[int]:
+    """Shard 0 was computed by two members of the quorum, the first of which holds it, to these sums."""
+    (owner, mine), (checker, other) = said.items()
+    owned = [frozenset({0}) if rank == owner else frozenset() for rank in range(3)]
+    opinions = [{0: other} if rank == checker else {} for rank in range(3)]
+    return rechecks.compare(owned, [ShardRecord(0, b"", checksum=mine)], opinions)
+
+
+def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> None:
+    session = Quorum3()
+    rechecks = Rechecks(cast(Session, session))
+    assert compared(rechecks, {0: 5, 1: 6}) == {0}
+    rechecks.dispute(frozenset({0}))
+    assert compared(rechecks, {1: 6, 2: 6}) == frozenset()
+    rechecks.dispute(frozenset({0}))  # another rank of the group is in doubt: this one computed it once, wrongly
+    assert session.disputed == [{0}, {0}] and not session.told
+    rechecks.clear()
+    assert compared(rechecks, {0: 5, 1: 6}) == compared(rechecks, {0: 5, 2: 6}) == {0}
+    with pytest.raises(CorruptionError, match="again and again"):
+        rechecks.dispute(frozenset({0}))
+    assert session.told == ["its gradients are not those that others agree on (shards [0], twice)"]
+
+
+def test_a_step_in_which_it_was_right_ends_a_row_and_one_in_which_nobody_looked_does_not() -> None:
+    rechecks = Rechecks(cast(Session, Quorum3()))
+
+    def is_wrong() -> None:
+        rechecks.clear()
+        compared(rechecks, {0: 5, 1: 6})
+        rechecks.dispute(frozenset({0}))
+        compared(rechecks, {1: 6, 2: 6})
+        rechecks.settle()
+
+    def comes_out_alike(*members: int) -> None:
+        rechecks.clear()
+        compared(rechecks, dict.fromkeys(members, 6))
+        rechecks.settle()
+
+    for _ in range(STRIKES - 1):
+        is_wrong()
+    comes_out_alike(0, 1)
+    for _ in range(STRIKES - 1):
+        is_wrong()
+    comes_out_alike(1, 2)  # the others
+    with pytest.raises(CorruptionError, match="again and again"):
+        is_wrong()

@@ -40,6 +40,7 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.errors import ProtocolError
 from planaria.wire import checks, codec, status
 from planaria.wire import control_pb2 as pb
+from planaria.wire.quorums import publish_frame
 
 MEMBER = Member(1, 0)
 QUORUM = Quorum(QuorumId(3, 4), (Member(0, 0), MEMBER), ("a:1", "b:2"), True, "abc", "group 2 lost")
@@ -49,6 +50,15 @@ QUORUM = Quorum(QuorumId(3, 4), (Member(0, 0), MEMBER), ("a:1", "b:2"), True, "a
 @given(reports)
 def test_reports_round_trip(report: Report) -> None:
     assert repr(codec.report_from_bytes(codec.encode_report(report).SerializeToString())) == repr(report)
+
+
+@patient
+@given(st.lists(quorums, min_size=1, max_size=2))
+def test_a_frame_that_is_put_together_of_what_all_and_what_one_is_told_is_whole(given: list[Quorum]) -> None:
+    for quorum in (*given, given[0]):
+        for member in quorum.members[:3]:
+            frame = pb.LighthouseFrame.FromString(publish_frame(member, quorum))
+            assert codec.decode_order(frame.order) == Publish(member, quorum)
 
 
 @patient
