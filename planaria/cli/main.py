@@ -38,6 +38,7 @@ _COMMANDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("planaria.cli.chaos", "chaos", {}),
     ("planaria.cli.demo", "demo", {}),
     ("planaria.cli.plan", "plan", {}),
+    ("planaria.cli.explain", "explain", {}),
 )
 
 
