@@ -14,7 +14,7 @@ from typing import Any
 from planaria.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that costs as much again as reading a line
 class Entry:
     """A line of ``events.jsonl``. ``at``: unix seconds by the clock of whoever said it, so lines are kept in the order
     in which this node wrote them, and times are compared within a node alone."""
