@@ -31,6 +31,7 @@ from planaria.agent.ranks import RankHub
 from planaria.agent.recovery import RecoveryTimes
 from planaria.agent.refill import goes_back, hung
 from planaria.agent.standbys import Standbys
+from planaria.agent.suspicion import judge, note_where_they_stand
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from planaria.core.liveness import HEARTBEAT_SECONDS
@@ -48,7 +49,6 @@ from planaria.core.messages import (
     Ready,
     Report,
     Stop,
-    Suspected,
     Trouble,
 )
 from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
@@ -345,7 +345,7 @@ class Agent:
         now = time.monotonic()
         for life in self.lives.alive():
             if life.pid and life.first_bad is None:
-                self._judge(life, life.look(now), now)
+                judge(self, life, life.look(now), now)
                 self.committed = self.committed or life.step > 0
                 if life.state is GroupState.DRAINING and life.phase is Phase.PARKED and not life.being_killed:
                     life.being_killed = "it was drained"  # it waits for a quorum that will not come
@@ -379,20 +379,6 @@ class Agent:
     def _commits(self, member: Member) -> list[tuple[int, int]]:
         life = self.lives.of(member)
         return life.commits() if life is not None else []
-
-    def _judge(self, life: Life, why: str | None, now: float) -> None:
-        if why is None and life.suspected_since is not None:
-            life.suspected_since, life.suspicion = None, ""
-            self.events.add("alive", f"{life.member} shows life again", life.member.group)
-            if (ready := self.told.ready(life.member)) is not None:  # it takes the suspicion back
-                self.link.tell(ready)
-                self.told.record(ready)
-        elif why is not None and life.suspected_since is None:
-            life.suspected_since, life.suspicion = now, why
-            report = Suspected(life.member, why)
-            self.link.tell(report)
-            self.told.record(report)
-            self.events.add("suspect", f"{life.member}: {why}", life.member.group)
 
     def _act(self, now: float) -> None:
         if not self.orders.welcomed:
@@ -431,6 +417,7 @@ class Agent:
         life.hung = hung(self, life)
         life.being_killed = reason + (f" ({life.suspicion})" if life.suspicion else "")
         who = f"{life.member}, rank {life.hung.rank}," if life.hung is not None else str(life.member)
+        note_where_they_stand(self, life)
         self.events.add("kill", f"{who} is killed: {life.being_killed}", life.member.group)
         if life.hung is not None:
             self.engine.delete(life.member.group, life.member.incarnation, signal.SIGKILL, life.hung.rank)

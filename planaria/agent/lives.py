@@ -41,6 +41,7 @@ class Life:
     suspicion: str = ""
     moving: RankLife | None = None  # it is to leave in order, and another process to take its place
     suspect: RankLife | None = None  # whom the newest suspicion was about
+    recorded: bool = False  # where its ranks stood when it was suspected
     certain: bool = False  # that it was that rank, and that the others only wait for it
     hung: RankLife | None = None  # the one that is killed for it, alone
     joins: bool = False  # begun under ranks of the life before, which wait for the one that is new

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from planaria.agent.proc import die_with_parent
 from planaria.core.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from planaria.errors import PlanariaError, Recast
+from planaria.wire.stacks import answer_in
 
 if TYPE_CHECKING:
     from planaria.agent.forkserver import ForkRequest
@@ -40,6 +41,7 @@ def become_rank(request: ForkRequest, middle: int, path: list[str], keep: frozen
         os.environ.update(request.env)
         os.chdir(request.cwd)
         _reseed()
+        answer_in(Path(request.env["PLANARIA_DIR"]))
         faulthandler.enable()  # a crash in native code leaves its stacks in the log: nobody can ask again
         code = _run(request, path)
     except BaseException:

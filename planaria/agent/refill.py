@@ -23,7 +23,7 @@ from planaria.engines.launch import directory_of
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
 
-_OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl")
+_OF_RANK_0 = ("progress", "stdout.log", "stderr.log", "metrics.jsonl", "quorums.jsonl", "stacks.txt")
 
 
 def can_refill(agent: Agent, life: Life, lost: RankLife) -> bool:

@@ -37,6 +37,8 @@ _COMMANDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("planaria.cli.certs", "certs", {}),
     ("planaria.cli.chaos", "chaos", {}),
     ("planaria.cli.demo", "demo", {}),
+    ("planaria.cli.plan", "plan", {}),
+    ("planaria.cli.explain", "explain", {}),
 )
 
 

@@ -188,7 +188,8 @@ class Ledger:
         addresses = tuple(g.ready.address if g.ready else "" for g in chosen)
         quorum = Quorum(id, members, addresses, urgent, self._lineage, reason, founding)
         inside = set(members)
-        told = inside | self._members
+        before = frozenset(self._members)
+        told = inside | before
         if urgent:
             # Whoever ever worked may believe that it still does, if an earlier life of the lighthouse fenced it.
             told |= set(self.planned.members if self.planned else ()) | {g.member for g in self.seen.veterans()}
@@ -206,7 +207,10 @@ class Ledger:
             if known is not None and known.state not in CERTAINLY_GONE:
                 self._send(known.agent, Publish(member, quorum))
         kind = "quorum" if urgent else "plan"
-        self._event(kind, f"quorum {id}: {named(members)} ({reason})")
+        numbers = {"lost": before - inside, "joined": inside - before}
+        groups = ((name, ",".join(str(m.group) for m in sorted(those))) for name, those in numbers.items())
+        facts = (("quorum", str(id)), *groups, ("members", str(len(members))), ("founding", str(founding)))
+        self._event(kind, f"quorum {id}: {named(members)} ({reason})", data=facts)
 
     def _store(self, members: tuple[Member, ...], begins: bool = False) -> QuorumId:
         """Adds a quorum to the lineage. What follows is done only if the store takes it, and it refuses a lighthouse
@@ -328,8 +332,8 @@ class Ledger:
     def _send(self, agent: str, order: Order) -> None:
         self._out.append(Send(agent, order))
 
-    def _event(self, kind: str, text: str, group: int = -1) -> None:
-        event = Event(self.seen.now, kind, text, group)
+    def _event(self, kind: str, text: str, group: int = -1, data: tuple[tuple[str, str], ...] = ()) -> None:
+        event = Event(self.seen.now, kind, text, group, data)
         self._events = [*self._events[-EVENTS_KEPT + 1 :], event]
         self._out.append(Record(event))
 

@@ -278,7 +278,8 @@ class Lighthouse(Latecomers):
     def _gone_for_good(self, view: Group, cause: str) -> None:
         view.state, view.note = State.DEAD, cause
         self._strikes, self._replan_at = 0, 0.0  # what broke before has found its cause
-        self._event("drain" if view.leaving else "lost", f"{view.member} is gone: {cause}", view.member.group)
+        facts = (("incarnation", str(view.member.incarnation)), ("cause", cause))
+        self._event("drain" if view.leaving else "lost", f"{view.member} is gone: {cause}", view.member.group, facts)
 
     def _suspected(self, report: Suspected) -> None:
         view = self.seen.of(report.member)

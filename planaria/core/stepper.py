@@ -194,6 +194,11 @@ class Stepper:
         return self.target is None or (not self.settled and self._rolled is None and not self.target.urgent)
 
     @property
+    def given(self) -> frozenset[int]:
+        """The shards of the current step that this member has computed or is to compute."""
+        return self._mine
+
+    @property
     def stopping(self) -> bool:
         """Whether it was told that the process was asked to end the job."""
         return self._asked_to_stop
@@ -408,7 +413,8 @@ class Stepper:
         self.checked.clear()
         self.under = self._exchanged_under
         self.have.clear()
-        self._mine = frozenset()
+        goes_on = self._switch is None and self.target is not None and self.target.id == self._exchanged_under
+        self._mine = self._owned[self._rank] if goes_on and self._owned else frozenset()
         effects: list[Effect] = []
         advertised, self._advertised = self._advertised, None
         if advertised is not None and advertised is not self._switch and advertised is not self.planned:

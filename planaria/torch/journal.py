@@ -1,4 +1,4 @@
-"""What a rank leaves behind: a line per commit, and the result."""
+"""What a rank leaves behind: a line per commit, a few per change of quorum, and the result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from planaria.core.messages import NO_QUORUM, QuorumId
 
 # A killed rank loses at most this much of its log; its peers wrote the same lines.
 FLUSH_SECONDS = 0.5
@@ -43,3 +46,27 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class QuorumJournal:
+    """``quorums.jsonl`` in a rank's directory: when it heard of a quorum, had its communicator, had called the roll,
+    had healed, and made its first commit under it. For whoever asks afterwards what a recovery consisted of. Written
+    at once, each line in one write, on any thread: a change of quorum is rare, and who dies in it should have told."""
+
+    def __init__(self, directory: Path | None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = -1 if directory is None else os.open(directory / "quorums.jsonl", flags, 0o644)
+        self._committed = NO_QUORUM
+
+    def note(self, quorum: QuorumId, what: str, **facts: object) -> None:
+        if self._file < 0:
+            return
+        line = {"at": round(time.time(), 6), "quorum": str(quorum), "what": what, **facts}
+        with suppress(OSError):  # the disk is full: training goes on
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+
+    def committed(self, quorum: QuorumId, step: int) -> None:
+        """Step ``step`` (a count) was committed under ``quorum``. The first under it is noted."""
+        if quorum != self._committed:
+            self._committed = quorum
+            self.note(quorum, "committed", step=step)

@@ -41,6 +41,7 @@ from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
 from planaria.torch.unwinding import Pipelines, unwind
 from planaria.torch.world import GroupWorld
+from planaria.wire.stacks import answer_in
 
 # Of a process that has done nothing yet: the fork server imports this before it forks any.
 _FRESH = (torch.get_default_dtype(), torch.get_float32_matmul_precision())
@@ -149,6 +150,7 @@ def take(cast: Cast, settings: Settings, world: GroupWorld) -> Settings:
         opened = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, 1 if stream is sys.stdout else 2)
         os.close(opened)
+    answer_in(directory)
     if cast.rank != settings.rank or world.size == 1:  # a group of one has no ranks to meet: it starts as any other
         _forget()
         raise Recast

@@ -46,6 +46,7 @@ from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.rendezvous import RendezvousStore
 from planaria.exchange.waiting import Bell, Interrupted
 from planaria.torch.control import Control
+from planaria.torch.journal import QuorumJournal
 from planaria.torch.news import News
 from planaria.torch.records import decode_standing, encode_standing
 from planaria.torch.rounds import Note, agreed
@@ -93,6 +94,7 @@ class Session:
         self.stepper: Stepper  # set by start
         self.checks = StateChecks(settings.check_state, state, self.gather, settings.directory)
         self.catch_up: CatchUp | None = None  # low communication: set before the first step
+        self.journal = QuorumJournal(settings.directory)
         self._news = News()
         self._lock = threading.Lock()  # for what follows
         self._stop = False
@@ -177,6 +179,7 @@ class Session:
             return
         for id in outdated:
             self.communicators.drop(id)
+        self.journal.note(quorum.id, "heard", urgent=quorum.urgent)
         if self.member in quorum.members:
             # Not later, when the stepper asks for it: the training thread may be deep in a shard.
             self._form(quorum)
@@ -205,6 +208,7 @@ class Session:
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
         if self._closed:
             return
+        self.journal.note(id, "formed") if error is None else self.journal.note(id, "broken", why=error)
         if error is None:
             self._news.formed(id)
         else:
@@ -419,7 +423,10 @@ class Session:
 
         if self.agree(Note(ok=self.attempt(action.quorum, "roll call", roll))).ok:
             self.checks.conclude(mine.step)
+            before = self.stepper.given
             self._do(self.stepper.rolled(action.quorum, standings))
+            more = sorted(self.stepper.given - before) if before else []
+            self.journal.note(action.quorum, "rolled", step=self.stepper.step, taken_over=more)
 
     def _heal(self, action: core.Heal, transfer: Transfer) -> None:
         put: list[Callable[[], bool]] = []
@@ -431,6 +438,7 @@ class Session:
             good = put[0]()
             self.agree(Note())  # the group has healed when all its ranks have
             self._do(self.stepper.healed(action.quorum) if good else self.stepper.spoilt(action.quorum))
+            self.journal.note(action.quorum, "healed", step=action.step, received=action.receive, good=good)
 
     def attempt(self, id: QuorumId, what: str, work: Callable[[], None]) -> bool:
         """Do something that needs the communicator of quorum ``id``. False if news or a failure ended it."""

@@ -200,6 +200,7 @@ class Worker:
         self._records.clear()
         self._gauges.committed(step + 1, quorum, self.metrics, self.shards_computed)
         self.journal.commit(step, self._present, self.metrics)
+        self.session.journal.committed(quorum, step + 1)
 
     def finish(self) -> bool:
         """All steps are committed everywhere: tell the digest of the final state. False if a rank of the group was lost

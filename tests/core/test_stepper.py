@@ -198,6 +198,15 @@ def test_the_lost_shards_are_inherited_and_only_they_are_computed() -> None:
     assert me.recomputed == len(owned[0]) - 2
 
 
+def test_what_was_inherited_is_counted_in_later_steps_too() -> None:
+    me = working()
+    commit(me)
+    before = me.given
+    compute(me)
+    under(me, quorum(2, 0, 1), [Standing(1, True, before, id_of(1)), Standing(1, True, frozenset({2, 3}), id_of(1))])
+    assert before == {0, 1} and me.recomputed == len(me.given - before) > 0
+
+
 def test_what_counts_for_another_is_given_up() -> None:
     """Both hold shards 0 and 1; the other's are part of a larger sum, which cannot be taken apart."""
     me = working()

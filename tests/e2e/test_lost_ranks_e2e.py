@@ -64,6 +64,10 @@ def test_a_rank_that_hangs_is_told_from_one_that_waits_for_it(tmp_path: Path, un
         after = pids(run, 1, 1, 2)
         assert {rank for rank in before if before[rank] != after[rank]} == {1}, run.log()
         assert "rank 1: no progress while computing a shard" in run.log()
+        hang = [event for event in run.events("hang") if event["group"] == 1][-1]
+        stood = [rank for rank in hang["data"]["ranks"] if rank["group"] == 1]
+        assert [rank["phase"] for rank in stood] == ["computing", "computing"], stood
+        assert (run.directory / stood[1]["stacks"]).exists()  # it was asked before it was killed
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt("fsdp")}, run.log()
 

@@ -48,8 +48,17 @@ def test_kill_and_status(tmp_path: Path, quiet: Quiet) -> None:
         assert len(body["groups"]) == 3
         assert run.operate("kill", "2").returncode == 0
         run.incarnation(2, 1)
+        run.settled(3)
         assert run.end() == 0, run.log()
         assert run.digests() == {quiet(*LONG)}
+        told = run.operate("explain", str(run.directory))
+        assert told.returncode == 0, told.stderr
+        for words in (
+            "1 loss\n", "why: an operator sent signal 9 to group 2", "noticed by: its agent, the parent",
+            "old communicator dropped, new one formed: ", "first commit after ", "it took the state in ",
+            "it took part in a commit again", "the end: all steps are committed",
+        ):  # fmt: skip
+            assert words in told.stdout, told.stdout
 
 
 def test_one_interrupt_stops_all_groups_after_the_same_commit(tmp_path: Path) -> None:
