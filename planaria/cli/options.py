@@ -74,6 +74,7 @@ class RunOptions:
     borrow: tuple[str, ...] = ()  # the site's command that is asked for nodes
     buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
     check_state: int | None = None  # steps between comparisons of all that groups hold; None: what the script says
+    placed: bool = False  # by an engine that keeps the groups alive, one agent each
     recheck: float | None = None  # share of the shards that are computed twice; None: what the script says
 
     @property
@@ -201,6 +202,8 @@ def _check_numbers(options: RunOptions) -> None:
             f"this agent hosts {options.local_groups} of {groups} groups: "
             "give the --lighthouse at which the agents meet"
         )
+    if options.placed and options.lighthouse is None:
+        raise UsageError("--placed: groups that an engine places meet at a lighthouse; give --lighthouse")
     if not 0 <= options.standbys <= MAX_RANK:
         raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
     if options.spare_wait is not None and options.policy is not Policy.SPARE:

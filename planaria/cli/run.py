@@ -66,6 +66,13 @@ def run(
     local_groups: Annotated[
         int | None, _option("--local-groups", help="How many groups run here; default: all from --first-group on.")
     ] = None,
+    placed: Annotated[
+        bool,
+        _option(
+            "--placed",
+            help="An engine placed the groups here: SIGTERM has them leave (exit code 75) while the others go on.",
+        ),
+    ] = False,
     policy: Annotated[
         str, _option("--policy", help="For a lost group's shards: redistribute, spare or shrink.")
     ] = "redistribute",
@@ -221,6 +228,7 @@ def run(
         buddy=buddy,
         check_state=check_state,
         recheck=recheck,
+        placed=placed,
     )
     engines.check(engine, ctx)
     opts.check(options, here=engine == engines.LOCAL)
