@@ -26,6 +26,7 @@ from planaria.core.messages import NO_QUORUM
 from planaria.core.plan import Finish, GroupState, NodeFailure, Observed, ObservedGroup, PlanSpec, Suspend
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.engines.desk import GONE, Away, Desk
+from planaria.errors import UsageError
 
 # A life that was deleted may need long to end (a node that is out of reach): it is asked for again after this long,
 # twice what schedulers give processes between SIGTERM and SIGKILL by default.
@@ -141,11 +142,14 @@ class Keeper:
         self._again = False  # something could not be done now
         self._said: dict[int, str] = {}
 
-    async def run(self, spec_of: Callable[[JobStatus | None], PlanSpec]) -> Finish | Suspend:
+    async def run(
+        self, spec_of: Callable[[JobStatus | None], PlanSpec], looked: Callable[[Tick], None]
+    ) -> Finish | Suspend:
         """Until the job is over, or suspended: then whatever runs is asked to end. ``spec_of`` says what is wanted, of
-        a job that the lighthouse sees like this."""
+        a job that the lighthouse sees like this; ``looked`` is told of every tick. UsageError as for `tick`."""
         while True:
             tick = await self.tick(spec_of)
+            looked(tick)
             if tick.outcome is not None:
                 return tick.outcome
             until = tick.wakeup - self._now if tick.wakeup is not None else None
@@ -274,6 +278,11 @@ class Keeper:
         if blame:
             self.memory.node_failures += [NodeFailure(node, life.ended, lost) for node in life.nodes]
 
+    @property
+    def _began(self) -> bool:
+        """Whether any group has ever had a place."""
+        return any(life.incarnation or life.state is not GroupState.PENDING for life in self.memory.lives.values())
+
     def _places(self) -> int:
         over = (GroupState.FINISHED, GroupState.DRAINED)
         return sum(life.state not in over for life in self.memory.lives.values())
@@ -362,7 +371,15 @@ class Keeper:
                 # The end of its stream is on its way: as long as it stands, a new life would be refused.
                 self._again = True
                 return
-        await self._host.create(group, incarnation, avoid)
+        try:
+            await self._host.create(group, incarnation, avoid)
+        except UsageError as error:
+            if not self._began:  # nothing is lost, and somebody is there to read it
+                await self.end_all()
+                raise
+            self._say(group, f"group {group} cannot be asked for now: {error}", "refused")
+            self._again = True
+            return
         life = Life(incarnation, self._now, stale=view.agent if view is not None else "")
         if before is not None:
             life.quick_failures = before.quick_failures
