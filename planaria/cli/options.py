@@ -192,7 +192,8 @@ def _check_numbers(options: RunOptions) -> None:
         )
     if not 1 <= options.min_groups <= groups:
         raise UsageError(f"--min-groups {options.min_groups}: must be between 1 and --groups {groups}")
-    if options.first_group < 0 or options.local_groups < 1 or options.first_group + options.local_groups > groups:
+    beyond = options.first_group + options.local_groups > groups and not options.placed  # others have left for good
+    if options.first_group < 0 or options.local_groups < 1 or beyond:
         raise UsageError(
             f"--first-group {options.first_group} with --local-groups {options.local_groups}: "
             f"an agent hosts at least one of the groups 0 to {groups - 1}"

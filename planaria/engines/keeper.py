@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Protocol
 
 from planaria.core import plan as planning
-from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_LEFT, EXIT_OK
 from planaria.core.messages import NO_QUORUM
 from planaria.core.plan import Finish, GroupState, NodeFailure, Observed, ObservedGroup, PlanSpec, Suspend
 from planaria.core.roster import GroupStatus, JobStatus
@@ -233,7 +233,7 @@ class Keeper:
         if found is not None:
             life.nodes = found.nodes or life.nodes
         if found is None or found.state is HostState.ENDED:
-            self._ended(group, life, found, view, spec)
+            self._ended(group, life, found, spec)
             return
         if found.state is HostState.PENDING:
             life.state = GroupState.PENDING
@@ -252,14 +252,14 @@ class Keeper:
         else:
             life.suspected_since = None
 
-    def _ended(self, group: int, life: Life, found: Hosted | None, view: GroupStatus | None, spec: PlanSpec) -> None:
+    def _ended(self, group: int, life: Life, found: Hosted | None, spec: PlanSpec) -> None:
         life.ended = (found.since if found is not None else None) or self._now
         life.exit_code = found.exit_code if found is not None else None
         life.message = found.reason if found is not None else "the scheduler knows nothing of it any more"
         complete = self._status is not None and self._status.complete
         if life.exit_code == EXIT_OK and complete:
             life.state, life.done = GroupState.FINISHED, True
-        elif life.exit_code == EXIT_OK and view is not None and view.state in ("drained", "draining"):
+        elif life.exit_code == EXIT_LEFT:
             life.state = GroupState.DRAINED
         elif life.exit_code == EXIT_OK:
             life.state, life.left_at = GroupState.FINISHED, self._top_step()
@@ -303,9 +303,10 @@ class Keeper:
         return view if view is not None and view.agent != life.stale else None
 
     def _out_of_reach(self, view: GroupStatus) -> bool:
-        """The lighthouse hears nothing of it, and made a quorum without it."""
+        """The lighthouse hears nothing of it, and made a quorum without it (or was told that it is dead, and nobody has
+        replaced it yet)."""
         quorum = self._status.quorum if self._status is not None else None
-        away = not view.connected and view.state not in GONE
+        away = not view.connected and view.state not in ("finished", "drained")
         return away and quorum is not None and view.member not in quorum.members
 
     def _top_step(self) -> int:
