@@ -12,6 +12,8 @@ from planaria.errors import UsageError
 
 LOCAL = "local"
 # Each module has ``run(options, ctx) -> exit code``; those of engines that are not used are not imported.
+# What an engine says itself for each agent that it places.
+_PLACES = ("first_group", "local_groups", "placed", "node_rank", "group_addr")
 _MODULES = {
     "slurm": "planaria.cli.slurm",
 }
@@ -30,6 +32,9 @@ def check(engine: str, ctx: typer.Context) -> None:
     for name, engines in _OF_ENGINE.items():
         if engine not in engines and _given(ctx, name):
             raise UsageError(f"--{name.replace('_', '-')}: only --engine {' and '.join(engines)} knows it")
+    for name in _PLACES if engine != LOCAL else ():
+        if _given(ctx, name):
+            raise UsageError(f"--{name.replace('_', '-')}: --engine {engine} places the groups itself; leave it out")
 
 
 def run(engine: str, options: RunOptions, ctx: typer.Context) -> int:

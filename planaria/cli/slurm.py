@@ -56,7 +56,8 @@ _PATIENCE = 10.0
 
 def run(options: RunOptions, ctx: typer.Context) -> int:
     """The exit code of the job."""
-    _check(options)
+    if options.lighthouse is None:
+        refuse_strangers(join_address(_host(options), 0), None)
     template = _template(options, ctx)
     if ctx.params["dry_run"]:
         for group in range(options.groups):
@@ -70,17 +71,6 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
                 for name in (MEMORY, LIGHTHOUSE):
                     (options.log_dir / name).unlink(missing_ok=True)
         return asyncio.run(_Supervisor(options, template).run())
-
-
-def _check(options: RunOptions) -> None:
-    if options.node_rank or (options.spread and options.nnodes == 1):
-        raise UsageError(
-            "--engine slurm: the nodes of a group are Slurm's to name; leave --node-rank and --group-addr out"
-        )
-    if options.first_group or options.local_groups != options.groups:
-        raise UsageError("--engine slurm: all groups are its; leave --first-group and --local-groups out")
-    if options.lighthouse is None:
-        refuse_strangers(f"{_host(options)}:0", None)
 
 
 def _host(options: RunOptions) -> str:

@@ -22,9 +22,9 @@ from typing import Protocol
 
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_LEFT, EXIT_OK
-from planaria.core.messages import NO_QUORUM
+from planaria.core.messages import NO_QUORUM, Member
 from planaria.core.plan import Finish, GroupState, NodeFailure, Observed, ObservedGroup, PlanSpec, Suspend
-from planaria.core.roster import GroupStatus, JobStatus
+from planaria.core.roster import GroupStatus, JobStatus, named
 from planaria.engines.desk import GONE, Away, Desk
 from planaria.errors import UsageError
 
@@ -139,6 +139,7 @@ class Keeper:
         self._status: JobStatus | None = None
         self._deleted: dict[tuple[int, int], float] = {}
         self._leftovers: list[tuple[int, int]] = []  # lives that should not be there any more
+        self._looked = False  # the scheduler was asked before
         self._again = False  # something could not be done now
         self._said: dict[int, str] = {}
 
@@ -214,6 +215,11 @@ class Keeper:
                 failures = life.quick_failures if life is not None else 0
                 born = seen.since if seen.since is not None and seen.state is not HostState.ENDED else self._now
                 self.memory.lives[group] = Life(seen.incarnation, born, quick_failures=failures)
+        if not self._looked:
+            there = [h for h in newest.values() if h.state is not HostState.ENDED]
+            if there:
+                self._note("adopt", f"adopted: {named(Member(h.group, h.incarnation) for h in there)}", -1)
+            self._looked = True
         for group, life in self.memory.lives.items():
             found = next((h for h in hosted if (h.group, h.incarnation) == (group, life.incarnation)), None)
             if life.state in _ALIVE:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -67,12 +68,7 @@ class Cluster:
     def lose(self, node: str) -> None:
         """The node's daemon and whatever runs there die at once, as if the power had failed."""
         daemon = self._daemons.pop(node)
-        for pid in (*_below(daemon.pid), *self._steps(node), daemon.pid):
-            for each in (*_below(pid), pid):
-                try:
-                    os.kill(each, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+        self._kill(*self._steps(node), daemon.pid)
         daemon.wait()
 
     def start_node(self, node: str) -> None:
@@ -82,12 +78,7 @@ class Cluster:
         if "slurmctld" in self._daemons:
             subprocess.run(["scancel", "--user=root"], env=self.env, capture_output=True, timeout=PATIENCE)
         for node in NODES:
-            for pid in self._steps(node):
-                for each in (*_below(pid), pid):
-                    try:
-                        os.kill(each, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
+            self._kill(*self._steps(node))
         for daemon in reversed(self._daemons.values()):
             daemon.kill()
             daemon.wait()
@@ -134,7 +125,7 @@ JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 {nodes}
-PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=1-0 State=UP OverSubscribe=NO
 """
         )
         for name in ("state", *(f"spool-{node}" for node in NODES)):
@@ -163,6 +154,13 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
                 assert daemon.poll() is None, f"{name} ended: {(self.directory / f'{name}.out').read_text()}"
             assert time.monotonic() < deadline, f"waiting until {what}"
             time.sleep(0.05)
+
+    @staticmethod
+    def _kill(*pids: int) -> None:
+        """With all that they have started."""
+        for pid in [each for pid in pids for each in (*_below(pid), pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _steps(self, node: str) -> list[int]:
         """The processes that stand for steps on a node: they are nobody's children."""

@@ -1,4 +1,4 @@
-"""A cluster and a lighthouse in memory, for the keeper: they do what real ones may do, in an order that a seed chooses."""
+"""A cluster and a lighthouse in memory, for the keeper: they do what real ones may do, as a seed chooses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from planaria.core.messages import NO_QUORUM, Member, Phase, Quorum, QuorumId
+from planaria.core.messages import Member, Phase, Quorum, QuorumId
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.engines.desk import Away
 from planaria.engines.keeper import HostAway, Hosted, HostState
+
+
+KINDS = ("kill", "cancel", "node", "cut", "back", "away", "there", "scale", "drain", "join", "time")
 
 
 @dataclass
@@ -151,7 +154,9 @@ class World:
 
     def happen(self) -> str:
         running = [x for x in self.lives if self.at_work(x)]
-        kind = self.rng.choice(["kill", "cancel", "node", "cut", "back", "away", "there", "scale", "drain", "join", "time"])
+        kind = self.rng.choice(
+            ["kill", "cancel", "node", "cut", "back", "away", "there", "scale", "drain", "join", "time"]
+        )
         if kind in ("kill", "cancel") and running:
             self.end(self.rng.choice(running), {"kill": 137, "cancel": 143}[kind])
         elif kind == "node" and len(running) > 1:

@@ -14,7 +14,7 @@ from planaria.engines import memory as memories
 from planaria.engines.keeper import HostState, Keeper, Tick
 from tests.slurm.pretend import World
 
-SEEDS = range(40)
+SEEDS = range(25)
 
 
 class Job:

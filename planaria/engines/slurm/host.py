@@ -23,6 +23,7 @@ class SlurmHost:
         self._template, self._note = template, note
         self._seen: tuple[Hosted, ...] = ()
         self._pause = BUSY_SECONDS[0]
+        self._asked = False  # `changed` said so
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
         name = scripts.name_of(self._template.run, group, incarnation)
@@ -56,11 +57,13 @@ class SlurmHost:
             Hosted(*life, job.state, job.nodes, job.exit_code, job.since, job.reason, job.lost)
             for life, job in sorted(found.items())
         )
-        if hosted != self._seen:
+        # Whoever looks before it is time has heard of something that Slurm may be slow to see.
+        if hosted != self._seen or not self._asked:
             self._seen, self._pause = hosted, BUSY_SECONDS[0]
+        self._asked = False
         return hosted
 
     async def changed(self) -> None:
-        busy = any(each.state is HostState.PENDING for each in self._seen) or not self._seen
-        await asyncio.sleep(self._pause if busy or self._pause < BUSY_SECONDS[1] else CALM_SECONDS)
-        self._pause = min(2 * self._pause, BUSY_SECONDS[1])
+        waits = any(each.state is HostState.PENDING for each in self._seen)
+        await asyncio.sleep(self._pause if waits or self._pause < BUSY_SECONDS[1] else CALM_SECONDS)
+        self._pause, self._asked = min(2 * self._pause, BUSY_SECONDS[1]), True
