@@ -35,6 +35,7 @@ from planaria.engines.desk import LighthouseDesk
 from planaria.engines.keeper import HostAway, HostState, Keeper, Tick
 from planaria.engines.slurm import commands, scripts
 from planaria.engines.slurm.host import SlurmHost
+from planaria.engines.slurm.steps import StepHost
 from planaria.errors import UsageError
 from planaria.lighthouse.server import refuse_strangers
 from planaria.wire.channel import join_address, split_address, split_addresses
@@ -55,14 +56,20 @@ _PATIENCE = 10.0
 
 
 def run(options: RunOptions, ctx: typer.Context) -> int:
-    """The exit code of the job."""
-    if options.lighthouse is None:
-        refuse_strangers(join_address(_host(options), 0), None)
+    """The exit code of the job; 0 for a whole allocation that was asked for."""
     template = _template(options, ctx)
-    if ctx.params["dry_run"]:
-        for group in range(options.groups):
-            print(scripts.render(template, group, 0), end="\n" if group + 1 < options.groups else "")
-        return 0
+    whole, allocation = ctx.params["single_allocation"], os.environ.get("SLURM_JOB_ID", "")
+    outside = whole and not allocation
+    if options.lighthouse is None and not outside:
+        refuse_strangers(join_address(_host(options), 0), None)
+    if outside or ctx.params["dry_run"]:
+        texts = [scripts.whole(template, options.groups, _again(options, template, ctx))] if whole else []
+        texts = texts or [scripts.render(template, group, 0) for group in range(options.groups)]
+        if ctx.params["dry_run"]:
+            print("\n".join(texts), end="")
+            return 0
+        commands.check_present()
+        return asyncio.run(_submit(texts[0], options))
     commands.check_present()
     with held(options.log_dir):
         if not _goes_on(options):
@@ -70,7 +77,24 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
             with usable(options.log_dir):
                 for name in (MEMORY, LIGHTHOUSE):
                     (options.log_dir / name).unlink(missing_ok=True)
-        return asyncio.run(_Supervisor(options, template).run())
+        return asyncio.run(_Supervisor(options, template, allocation if whole else "").run())
+
+
+async def _submit(script: str, options: RunOptions) -> int:
+    try:
+        number = await commands.submit(script)
+    except HostAway as error:
+        raise UsageError(f"--engine slurm: {error}; try again") from None
+    log = options.log_dir / "slurm.log"
+    print(f"planaria: job {options.job} is asked for, as Slurm's job {number}; its output goes to {log}")
+    return 0
+
+
+def _again(options: RunOptions, template: scripts.Template, ctx: typer.Context) -> list[str]:
+    """This very call, for inside of the allocation."""
+    words = engines.words_of(ctx, ("job", "log_dir", "credentials", "token_file"))
+    ours = ["--engine", "slurm", "--single-allocation", "--job", options.job, "--log-dir", str(options.log_dir)]
+    return [*template.planaria, "run", *ours, *_credentials(), *words, *template.script]
 
 
 def _host(options: RunOptions) -> str:
@@ -88,10 +112,7 @@ def _template(options: RunOptions, ctx: typer.Context) -> scripts.Template:
     words = engines.words_of(ctx, _NOT_FOR_GROUPS)
     if "--groups" not in words:
         words += ["--groups", str(options.groups)]
-    # By name, for a site may not pass the environment on.
-    for option, variable in (("--credentials", CREDENTIALS), ("--token-file", TOKEN)):
-        if os.environ.get(variable):
-            words += [option, os.environ[variable]]
+    words += _credentials()
     return scripts.Template(
         options.job,
         (sys.executable, "-m", "planaria"),
@@ -105,15 +126,24 @@ def _template(options: RunOptions, ctx: typer.Context) -> scripts.Template:
     )
 
 
+def _credentials() -> list[str]:
+    """By name, for a site may not pass the environment on."""
+    given = (("--credentials", os.environ.get(CREDENTIALS)), ("--token-file", os.environ.get(TOKEN)))
+    return [word for option, value in given if value for word in (option, value)]
+
+
 class _Supervisor:
-    def __init__(self, options: RunOptions, template: scripts.Template) -> None:
+    def __init__(self, options: RunOptions, template: scripts.Template, allocation: str) -> None:
+        """``allocation``: in whose steps groups run; empty: each has a job of its own."""
         self._options = options
         self._began = time.monotonic()
         with usable(options.log_dir):
             self._events = EventLog(options.log_dir / "events.jsonl")
         self._pump = LogPump()
         self._events.listen(lambda event: self._pump.say(f"[planaria] {event.text}"))
-        self._host = SlurmHost(template, self._events.add)
+        self._host: SlurmHost | StepHost = SlurmHost(template, self._events.add)
+        if allocation:
+            self._host = StepHost(template, allocation)
         self._status: JobStatus | None = None
         self._followed: set[Path] = set()
 
@@ -134,6 +164,8 @@ class _Supervisor:
         finally:
             if desk is not None:
                 desk.close()
+            if isinstance(self._host, StepHost):
+                self._host.close()
             if lighthouse is not None:
                 await lighthouse.stop()
             self._pump.close()
@@ -159,12 +191,12 @@ class _Supervisor:
             if not keeping.done():
                 keeping.cancel()
                 await asyncio.gather(keeping, return_exceptions=True)
-                signum = self._stopping.result()
-                name = signal.Signals(signum).name
+                stopped_by = self._stopping.result()
+                name = signal.Signals(stopped_by).name
                 self._events.add(
                     "stop", f"{name}: the jobs of all groups are cancelled; once more does not wait for them"
                 )
-                end = 128 + signum, f"stopped by {name}"
+                end = 128 + stopped_by, f"stopped by {name}"
                 await keeper.end_all()
             else:
                 end = self._outcome(keeping)
@@ -191,7 +223,7 @@ class _Supervisor:
         else:  # whatever has not left by then is killed by Slurm, in its own time
             self._hurried.set()
 
-    async def _ended(self, host: SlurmHost) -> None:
+    async def _ended(self, host: SlurmHost | StepHost) -> None:
         """Wait until no job is left: whoever leaves needs the lighthouse for that."""
         while not self._hurried.is_set():
             try:

@@ -21,7 +21,9 @@ from enum import Enum
 from typing import Protocol
 
 from planaria.core import plan as planning
+from planaria.core.attendance import STALL_BEATS
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_LEFT, EXIT_OK
+from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import NO_QUORUM, Member
 from planaria.core.plan import Finish, GroupState, NodeFailure, Observed, ObservedGroup, PlanSpec, Suspend
 from planaria.core.roster import GroupStatus, JobStatus, named
@@ -139,6 +141,7 @@ class Keeper:
         self._status: JobStatus | None = None
         self._deleted: dict[tuple[int, int], float] = {}
         self._leftovers: list[tuple[int, int]] = []  # lives that should not be there any more
+        self._newest_step, self._progress_at = -1, 0.0
         self._looked = False  # the scheduler was asked before
         self._again = False  # something could not be done now
         self._said: dict[int, str] = {}
@@ -166,6 +169,8 @@ class Keeper:
             self._say(-1, str(error), "away")
             return Tick(None, self._now + RETRY_SECONDS, self._status)
         self._said.pop(-1, None)
+        if self._top_step() > self._newest_step:
+            self._newest_step, self._progress_at = self._top_step(), self._now
         spec = self._wanted(spec_of(self._status))
         self._take(hosted, spec)
         if (shortfall := spec.desired - self._places()) > 0:
@@ -254,7 +259,7 @@ class Keeper:
         if view is not None and self._out_of_reach(view):
             if life.suspected_since is None:
                 life.suspected_since = self._now
-                self._note("suspect", f"group {group} is out of the lighthouse's reach, and the others go on", group)
+                self._note("suspect", f"group {group} is out of the lighthouse's reach", group)
         else:
             life.suspected_since = None
 
@@ -309,11 +314,14 @@ class Keeper:
         return view if view is not None and view.agent != life.stale else None
 
     def _out_of_reach(self, view: GroupStatus) -> bool:
-        """The lighthouse hears nothing of it, and made a quorum without it (or was told that it is dead, and nobody has
-        replaced it yet)."""
+        """The lighthouse hears nothing of it, and the others go on without it, or cannot go on: it alone may not take
+        it for dead. A group that only cannot reach the lighthouse trains on, and is left in peace."""
         quorum = self._status.quorum if self._status is not None else None
-        away = not view.connected and view.state not in ("finished", "drained")
-        return away and quorum is not None and view.member not in quorum.members
+        if view.connected or view.state in ("finished", "drained") or quorum is None or self._status is None:
+            return False
+        slowest = max((group.step_seconds for group in self._status.groups), default=0.0)
+        stalled = self._now > self._progress_at + STALL_BEATS * (HEARTBEAT_SECONDS + slowest)
+        return view.member not in quorum.members or stalled
 
     def _top_step(self) -> int:
         return max((v.step for v in self._status.groups), default=0) if self._status is not None else 0

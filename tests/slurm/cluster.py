@@ -158,9 +158,10 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=1-0 State=UP Over
     @staticmethod
     def _kill(*pids: int) -> None:
         """With all that they have started."""
-        for pid in [each for pid in pids for each in (*_below(pid), pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            for each in (*_below(pid), pid):
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
 
     def _steps(self, node: str) -> list[int]:
         """The processes that stand for steps on a node: they are nobody's children."""

@@ -12,7 +12,6 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.engines.desk import Away
 from planaria.engines.keeper import HostAway, Hosted, HostState
 
-
 KINDS = ("kill", "cancel", "node", "cut", "back", "away", "there", "scale", "drain", "join", "time")
 
 
@@ -51,6 +50,7 @@ class World:
     away: str = ""  # host or desk: it cannot be asked
     step: int = 0
     complete: bool = False
+    majority: bool = True  # else the lighthouse keeps members that it cannot hear
     asked: list[tuple[int, int, tuple[str, ...]]] = field(default_factory=list)
 
     # --- the cluster -----------------------------------------------------------------------------------------
@@ -91,9 +91,12 @@ class World:
                 newest[life.group] = life
         if not newest:
             return None
-        members = tuple(Member(x.group, x.incarnation) for x in newest.values() if self.at_work(x))
+        members = tuple(Member(x.group, x.incarnation) for x in newest.values() if self._counts(x))
         quorum = Quorum(QuorumId(1, 1), members, ("",) * len(members), True, "") if members else None
         return JobStatus("job", 1, quorum, None, self.desired, self.complete, tuple(map(self._status, newest.values())))
+
+    def _counts(self, life: Life) -> bool:
+        return self.at_work(life) or (life.hung and not life.evicted and not self.majority)
 
     def _status(self, life: Life) -> GroupStatus:
         state = "active"

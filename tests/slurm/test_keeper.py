@@ -101,6 +101,24 @@ async def test_a_group_that_is_cut_off_is_evicted_before_it_is_replaced_and_not_
     assert victim.state is HostState.RUNNING, "the scheduler has not noticed anything yet"
 
 
+async def test_where_the_lighthouse_alone_would_wait_for_ever_the_scheduler_is_the_second_witness() -> None:
+    """Of two groups one is lost: no majority is left."""
+    job = Job(1, groups=2)
+    job.world.majority = False
+    await job.quiet()
+    victim = next(x for x in job.world.lives if x.group == 1)
+    victim.hung = True
+    for _ in range(10):  # steps are made: it only cannot reach the lighthouse
+        job.world.step += 1
+        job.world.now += 3.0
+        await job.tick()
+    assert not victim.evicted
+    for _ in range(10):
+        job.world.now += 3.0
+        await job.tick()
+    assert victim.evicted and job.world.asked[-1][:2] == (1, 1)
+
+
 async def test_a_node_on_which_groups_fail_again_and_again_is_avoided() -> None:
     job = Job(2)
     job.world.nodes = ("bad", "n2", "n3")

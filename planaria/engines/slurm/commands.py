@@ -94,6 +94,29 @@ async def cancel(*ids: str) -> None:
             raise HostAway(f"scancel: {error.words}") from None
 
 
+async def steps(job: str) -> list[SlurmJob]:
+    """Those of an allocation that run. HostAway."""
+    try:
+        text = await _run(("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j|%N|%S"))
+    except _Failed as error:
+        raise HostAway(f"squeue: {error.words}") from None
+    found = []
+    for cells in (line.strip().split("|") for line in text.splitlines()):
+        if len(cells) == 4:
+            places = tuple(expand(cells[2]))
+            found.append(SlurmJob(cells[0], cells[1], HostState.RUNNING, places, since=_time(cells[3])))
+    return found
+
+
+async def tell(step: str) -> None:
+    """Send SIGTERM to a step's tasks. HostAway."""
+    try:
+        await _run(("scancel", "--signal=TERM", step))
+    except _Failed as error:
+        if "invalid job id" not in error.words.lower():
+            raise HostAway(f"scancel: {error.words}") from None
+
+
 async def _run(words: Sequence[str], text: str = "") -> str:
     try:
         process = await asyncio.create_subprocess_exec(

@@ -18,6 +18,15 @@ WARNING = "signal=B:USR1@120"
 # These say which job belongs to which group, and that nobody else starts it again.
 _OURS = frozenset(("job-name", "array", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "wait"))
 _SHORT = {"J": "job-name", "a": "array", "N": "nodes", "n": "ntasks", "W": "wait", "x": "exclude", "w": "nodelist"}
+_SHORT |= {
+    "A": "account",
+    "p": "partition",
+    "t": "time",
+    "q": "qos",
+    "C": "constraint",
+    "c": "cpus-per-task",
+    "o": "output",
+}
 _OPTION = re.compile(r"-{0,2}([A-Za-z][A-Za-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -86,24 +95,58 @@ def render(template: Template, group: int, incarnation: int, avoid: Collection[s
         more.append(f"exclude={','.join((*excluded, *sorted(avoid)))}")
     lines = [f"#SBATCH --{_quoted(option)}" for option in (*options, *more)]
     several = template.nodes > 1
-    words = [*template.planaria, "run", *template.words, "--job", template.run, "--placed"]
-    words += ["--first-group", str(group), "--local-groups", "1"]
-    words += ["--lighthouse", f"@{template.lighthouse}", "--log-dir", str(directory)]
-    command = shlex.join(words) + ' --host "$host"'
-    if several:
-        command += f' --nnodes {template.nodes} --node-rank "$SLURM_NODEID" --group-addr "$first:$port"'
-    command += f" {shlex.join(template.script)}"
     return "\n".join(
         [
             "#!/bin/bash",
             *lines,
             "",
             f"# Group {group} of the job {template.run}: an agent on every node of it.",
-            *(_MEETING if several else ()),
-            f"export PLANARIA_GROUP={shlex.quote(_ADDRESS + 'exec ' + command)}",
+            *((_MEETING,) if several else ()),
+            f"group={shlex.quote(_agent(template, group, incarnation))}",
             _LIFE,
         ]
     )
+
+
+def step(template: Template, group: int, incarnation: int, avoid: Collection[str] = ()) -> list[str]:
+    """The command that runs this life as a step of the allocation that it is given in."""
+    words = ["srun", f"--job-name={name_of(template.run, group, incarnation)}", "--exact", "--kill-on-bad-exit=1"]
+    words += [f"--nodes={template.nodes}", f"--ntasks={template.nodes}", "--ntasks-per-node=1"]
+    words += [f"--exclude={','.join(sorted(avoid))}"] if avoid else []
+    meeting = f"SLURM_JOB_NODELIST=$SLURM_STEP_NODELIST; {_MEETING}; " if template.nodes > 1 else ""
+    port = "port=$((port + SLURM_STEP_ID % 1000)); " if meeting else ""
+    return [*words, "bash", "-c", meeting.replace("\n", "; ") + port + _agent(template, group, incarnation)]
+
+
+def whole(template: Template, groups: int, words: Collection[str]) -> str:
+    """The batch script of one allocation for all groups, in which a supervisor keeps a step for each. ``words``: how
+    that one is called."""
+    options = [
+        f"job-name={template.run}",
+        f"nodes={groups * template.nodes}",
+        "ntasks-per-node=1",
+        "no-kill",
+        "no-requeue",
+        f"chdir={template.cwd}",
+        f"output={template.directory / 'slurm.log'}",
+        "open-mode=append",
+        "signal=B:TERM@120",
+    ]
+    keys = {option.partition("=")[0] for option in template.sbatch}
+    options = [option for option in options if option.partition("=")[0] not in keys]
+    lines = [f"#SBATCH --{_quoted(option)}" for option in (*options, *template.sbatch)]
+    return "\n".join(["#!/bin/bash", *lines, "", f"exec {shlex.join(words)}", ""])
+
+
+def _agent(template: Template, group: int, incarnation: int) -> str:
+    """What every node of the group runs, for a shell."""
+    words = [*template.planaria, "run", *template.words, "--job", template.run, "--placed"]
+    words += ["--first-group", str(group), "--local-groups", "1", "--lighthouse", f"@{template.lighthouse}"]
+    words += ["--log-dir", str(directory_of(template.directory, group, incarnation))]
+    command = shlex.join(words) + ' --host "$host"'
+    if template.nodes > 1:
+        command += f' --nnodes {template.nodes} --node-rank "$SLURM_NODEID" --group-addr "$first:$port"'
+    return f"{_ADDRESS}exec {command} {shlex.join(template.script)}"
 
 
 def _quoted(option: str) -> str:
@@ -117,18 +160,17 @@ _ADDRESS = (
     'host=$(scontrol show node "$SLURMD_NODENAME" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p"); '
     "host=${host:-$(hostname)}; "
 )
-_MEETING = (
-    'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-    'first=$(scontrol show node "$first" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p")',
-    "# Two jobs on one node have different numbers, so their ports differ too.",
-    "export first port=$((20000 + SLURM_JOB_ID % 20000))",
-)
+# Two jobs on one node have different numbers, so their ports differ too.
+_MEETING = """\
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+first=$(scontrol show node "$first" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p")
+export first port=$((20000 + SLURM_JOB_ID % 20000))"""
 # scancel tells every process of the job; srun would take that for the wish to kill its step at once, so it is kept
 # out of the way in a session of its own. Before the time limit only this shell is told.
 _LIFE = f"""asked=
 trap : TERM
 trap 'asked=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID"' USR1
-setsid --wait srun --kill-on-bad-exit=1 bash -c "$PLANARIA_GROUP" &
+setsid --wait srun --kill-on-bad-exit=1 bash -c "$group" &
 step=$!
 while :; do
   wait "$step"
