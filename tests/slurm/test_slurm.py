@@ -14,13 +14,15 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.supervised import Supervised, planaria
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
-STEPS = ("--steps", "1000")
+# The second half takes five minutes if nobody releases it.
+STEPS = ("--steps", "300")
+HELD = (*STEPS, "--held", "1.0")
 
 
 def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tmp_path: Path) -> None:
     """Two groups fit on a node, so one node is free."""
     options = ("--groups", "3", "--sbatch", "cpus-per-task=2", "--quiet")
-    with Supervised(cluster, tmp_path / "run", "long", *STEPS, options=options) as run:
+    with Supervised(cluster, tmp_path / "run", "long", *HELD, options=options) as run:
         run.start()
         run.quorum({0, 1, 2})
 
@@ -67,7 +69,7 @@ def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tm
 
 def test_ctrl_c_ends_all_jobs_in_order_and_one_that_waits_says_why(cluster: Cluster, tmp_path: Path) -> None:
     options = ("--groups", "2", "--sbatch", "time=30-0", "--sbatch", "cpus-per-task=4")
-    with Supervised(cluster, tmp_path / "run", "waits", *STEPS, options=options) as run:
+    with Supervised(cluster, tmp_path / "run", "waits", *HELD, options=options) as run:
         run.start()
         run.said("group 1 waits: PartitionTimeLimit")
         assert run.interrupt() == 130
