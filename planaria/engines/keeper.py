@@ -414,13 +414,13 @@ class Keeper:
             self._say(group, f"group {group} is not given up: {refused}", "suspect")
             self._again = True
             return
-        await self._delete(group, life.incarnation)
         life.ended, life.exit_code, life.message = self._now, None, reason
         life.quick_failures = life.quick_failures if life.settled else life.quick_failures + 1
         life.state, life.suspected_since = GroupState.DEAD, None
         if not complete:
             self.memory.node_failures += [NodeFailure(node, self._now, lost=True) for node in life.nodes]
         self._note("kill", f"group {group} (life {life.incarnation}) is given up: {reason}", group)
+        await self._delete(group, life.incarnation)  # if that cannot be done now, it is what should not be there
 
     async def _drain(self, group: int) -> None:
         life = self.memory.lives[group]
