@@ -30,6 +30,7 @@ class Life:
     joined: bool = False  # the lighthouse has heard of it
     evicted: bool = False
     left: bool = False
+    lingers: bool = False  # it has ended, and the lighthouse has not noticed yet
 
     @property
     def lives(self) -> bool:
@@ -61,7 +62,8 @@ class World:
             return
         for other in self.lives:
             if other.group == group and other.joined and not (other.evicted or other.left):
-                assert other.state is HostState.ENDED, f"group {group} has a life that counts: {other}"
+                gone = other.state is HostState.ENDED and not other.lingers
+                assert gone, f"group {group} has a life that counts: {other}"
         self.asked.append((group, incarnation, tuple(avoid)))
         self.lives.append(Life(group, incarnation, since=self.now))
 
@@ -100,14 +102,17 @@ class World:
 
     def _status(self, life: Life) -> GroupStatus:
         state = "active"
-        if life.left:
+        if life.lingers and not life.evicted:
+            pass
+        elif life.left:
             state = "drained" if life.state is HostState.ENDED else "draining"
         elif life.evicted or (life.state is HostState.ENDED and not life.lost):
             state = "finished" if life.exit_code == 0 else "dead"
         member = Member(life.group, life.incarnation)
+        connected = self.at_work(life) or (life.lingers and not life.evicted)
         agent = f"agent-{life.group}-{life.incarnation}"
         return GroupStatus(
-            member, state, self.step, QuorumId(1, 1), Phase.COMPUTING, math.nan, 1.0, 1, agent, self.at_work(life)
+            member, state, self.step, QuorumId(1, 1), Phase.COMPUTING, math.nan, 1.0, 1, agent, connected
         )
 
     async def evict(self, group: int) -> str | None:
@@ -136,6 +141,7 @@ class World:
 
     def end(self, life: Life, code: int | None, lost: bool = False) -> None:
         if life.state is not HostState.ENDED:
+            life.lingers = life.joined and not life.left and code == 137 and self.rng.random() < 0.5
             life.state, life.exit_code, life.since, life.lost = HostState.ENDED, code, self.now, lost
 
     def place(self) -> None:
@@ -148,6 +154,7 @@ class World:
 
     def join(self) -> None:
         for life in self.lives:
+            life.lingers = False
             if life.state is HostState.RUNNING and not life.hung:
                 life.joined = True
         self.step += 1

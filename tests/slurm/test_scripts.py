@@ -34,7 +34,7 @@ def sbatch_lines(text: str) -> list[str]:
 def run(text: str, code: int, tmp_path: Path, name: str = "n1") -> tuple[int, list[str]]:
     """Run a batch script where srun runs its command here, and planaria ends with ``code``: (exit code, its words)."""
     tools = {
-        "srun": 'shift; exec "$@"',
+        "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
         "scontrol": 'echo "NodeName=$3 NodeAddr=10.0.0.7 Port=1"',
         "python": f'printf "%s\\n" "$@" > "{tmp_path}/words"; exit {code}',
     }
@@ -63,6 +63,13 @@ def test_the_job_of_a_group(tmp_path: Path) -> None:
 def test_the_exit_code_of_the_agent_is_that_of_the_job(tmp_path: Path) -> None:
     for code in (1, 2, 75, 143):
         assert run(render(TEMPLATE, 0, 0), code, tmp_path)[0] == code
+
+
+def test_what_the_first_node_said_counts_more_than_what_srun_makes_of_it(tmp_path: Path) -> None:
+    template = replace(TEMPLATE, directory=tmp_path, nodes=2)
+    (tmp_path / "rg0-i0").mkdir()
+    (tmp_path / "rg0-i0" / "summary.json").write_text('{\n  "outcome": "failed",\n  "exit_code": 2,\n  "step": 7\n}\n')
+    assert run(render(template, 0, 0), 143, tmp_path)[0] == 2
 
 
 def test_a_group_of_several_nodes_meets_on_the_first(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from tests.slurm.supervised import Supervised, planaria
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 # The second half takes five minutes if nobody releases it.
-STEPS = ("--steps", "300")
-HELD = (*STEPS, "--held", "1.0")
+STEPS = ("--steps", "120")
+HELD = (*STEPS, "--held", "2.5")
 
 
 def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tmp_path: Path) -> None:

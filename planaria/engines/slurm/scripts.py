@@ -103,14 +103,15 @@ def render(template: Template, group: int, incarnation: int, avoid: Collection[s
             f"# Group {group} of the job {template.run}: an agent on every node of it.",
             *((_MEETING,) if several else ()),
             f"group={shlex.quote(_agent(template, group, incarnation))}",
-            _LIFE,
+            f"said={shlex.quote(str(directory / 'summary.json'))}",
+            _LIFE.replace("WATCH", _watch(template)),
         ]
     )
 
 
 def step(template: Template, group: int, incarnation: int, avoid: Collection[str] = ()) -> list[str]:
     """The command that runs this life as a step of the allocation that it is given in."""
-    words = ["srun", f"--job-name={name_of(template.run, group, incarnation)}", "--exact", "--kill-on-bad-exit=1"]
+    words = ["srun", f"--job-name={name_of(template.run, group, incarnation)}", "--exact", *_watch(template).split()]
     words += [f"--nodes={template.nodes}", f"--ntasks={template.nodes}", "--ntasks-per-node=1"]
     words += [f"--exclude={','.join(sorted(avoid))}"] if avoid else []
     meeting = f"SLURM_JOB_NODELIST=$SLURM_STEP_NODELIST; {_MEETING}; " if template.nodes > 1 else ""
@@ -136,6 +137,11 @@ def whole(template: Template, groups: int, words: Collection[str]) -> str:
     options = [option for option in options if option.partition("=")[0] not in keys]
     lines = [f"#SBATCH --{_quoted(option)}" for option in (*options, *template.sbatch)]
     return "\n".join(["#!/bin/bash", *lines, "", f"exec {shlex.join(words)}", ""])
+
+
+def _watch(template: Template) -> str:
+    """For srun: when one node's agent is gone the step ends. Of several, all have ten seconds to end in order."""
+    return "--kill-on-bad-exit=1" if template.nodes == 1 else "--kill-on-bad-exit=0 --wait=10"
 
 
 def _agent(template: Template, group: int, incarnation: int) -> str:
@@ -170,13 +176,16 @@ export first port=$((20000 + SLURM_JOB_ID % 20000))"""
 _LIFE = f"""asked=
 trap : TERM
 trap 'asked=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID"' USR1
-setsid --wait srun --kill-on-bad-exit=1 bash -c "$group" &
+setsid --wait srun WATCH bash -c "$group" &
 step=$!
 while :; do
   wait "$step"
   code=$?
   kill -0 "$step" 2> /dev/null || break
 done
+# The first node speaks for the group; srun knows only the greatest of the nodes' exit codes.
+last=$(sed -n 's/.*"exit_code": \\([0-9]*\\).*/\\1/p' "$said" 2> /dev/null | head -n 1)
+code=${{last:-$code}}
 # It left because its time is up, and is to come back; without this it would seem to have been drained.
 if [ -n "$asked" ] && [ "$code" -eq {EXIT_LEFT} ]; then code={ASKED_TO_END}; fi
 exit "$code"
