@@ -11,12 +11,12 @@ import pytest
 
 from tests.e2e.harness import TRAIN, alone
 from tests.slurm.cluster import Cluster
-from tests.slurm.supervised import Supervised, planaria
+from tests.slurm.supervised import PATIENCE, Supervised, planaria
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 # The second half takes five minutes if nobody releases it.
-STEPS = ("--steps", "120")
-HELD = (*STEPS, "--held", "2.5")
+STEPS = ("--steps", "300")
+HELD = (*STEPS, "--held", "1.0")
 
 
 def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tm
         run.quorum({0, 1, 3})
 
         assert run.end() == 0, run.log()
-        assert run.digests() == {alone(tmp_path / "alone", *STEPS)}
+        assert run.digests() == {alone(tmp_path / "alone", *STEPS, patience=PATIENCE)}
         assert not run.jobs()
 
 

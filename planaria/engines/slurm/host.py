@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 
+from planaria.core.exits import EXIT_BAD_INPUT
 from planaria.engines.keeper import Hosted, HostState
 from planaria.engines.slurm import commands, scripts
 from planaria.engines.slurm.commands import NoNodes
@@ -23,6 +24,7 @@ class SlurmHost:
         self._template, self._note = template, note
         self._seen: tuple[Hosted, ...] = ()
         self._pause = BUSY_SECONDS[0]
+        self._said: dict[tuple[int, int], str] = {}  # by agents, at the end of lives
         self._asked = False  # `changed` said so
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
@@ -54,7 +56,7 @@ class SlurmHost:
             if life is not None and (life not in found or int(job.id) > int(found[life].id)):
                 found[life] = job
         hosted = tuple(
-            Hosted(*life, job.state, job.nodes, job.exit_code, job.since, job.reason, job.lost)
+            Hosted(*life, job.state, job.nodes, job.exit_code, job.since, self._why(life, job), job.lost)
             for life, job in sorted(found.items())
         )
         # Whoever looks before it is time has heard of something that Slurm may be slow to see.
@@ -62,6 +64,14 @@ class SlurmHost:
             self._seen, self._pause = hosted, BUSY_SECONDS[0]
         self._asked = False
         return hosted
+
+    def _why(self, life: tuple[int, int], job: commands.SlurmJob) -> str:
+        if job.state is not HostState.ENDED:
+            return job.reason
+        if life not in self._said and (said := scripts.last_words(self._template.directory, *life)) is not None:
+            self._said[life] = said[1]
+        own = self._said.get(life, "")
+        return own if own and job.exit_code == EXIT_BAD_INPUT else ": ".join(filter(None, (job.reason, own)))
 
     async def changed(self) -> None:
         waits = any(each.state is HostState.PENDING for each in self._seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Collection
@@ -72,6 +73,15 @@ def life_in(name: str, run: str) -> tuple[int, int] | None:
 def directory_of(base: Path, group: int, incarnation: int) -> Path:
     """What this life leaves: slurm.log, and all that an agent writes."""
     return base / f"rg{group}-i{incarnation}"
+
+
+def last_words(base: Path, group: int, incarnation: int) -> tuple[int, str] | None:
+    """(exit code, reason) of the life's first agent; None if it has said nothing."""
+    try:
+        said = json.loads((directory_of(base, group, incarnation) / "summary.json").read_text())
+        return int(said["exit_code"]), str(said["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def render(template: Template, group: int, incarnation: int, avoid: Collection[str] = ()) -> str:

@@ -8,7 +8,6 @@ whose node was lost is 0; so what counts is what the agent in it has left: its l
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import time
 from collections.abc import Collection, Sequence
@@ -93,12 +92,8 @@ class StepHost:
         return (self._directory(life) / "run.json").exists()
 
     def _end_of(self, life: tuple[int, int], code: int | None) -> Hosted:
-        exit_code: int | None
-        try:
-            said = json.loads((self._directory(life) / "summary.json").read_text())
-            exit_code, reason = int(said["exit_code"]), str(said["reason"])
-        except (OSError, ValueError, KeyError, TypeError):
-            exit_code, reason = code or None, "its step ended, and its agent has said nothing"
+        said = scripts.last_words(self._template.directory, *life)
+        exit_code, reason = said or (code or None, "its step ended, and its agent has said nothing")
         return Hosted(*life, HostState.ENDED, (), exit_code, time.time(), reason, lost=exit_code is None)
 
     def _directory(self, life: tuple[int, int]) -> Path:
