@@ -112,7 +112,9 @@ def _container(template: Object) -> Object:
 
 def _check(job: Wanted) -> None:
     if len(job.name) > LONGEST_NAME or not _NAME.fullmatch(job.name):
-        raise UsageError(f"metadata.name: at most {LONGEST_NAME} letters, digits and dashes, for pods are named after it")
+        raise UsageError(
+            f"metadata.name: at most {LONGEST_NAME} letters, digits and dashes, for pods are named after it"
+        )
     if not 1 <= job.least <= job.desired:
         raise UsageError(f"spec.replicaGroups.min is {job.least}: must be between 1 and desired ({job.desired})")
     if job.desired > job.shards:
@@ -123,7 +125,9 @@ def _check(job: Wanted) -> None:
     container = _container(job.template)
     args = container.get("args") or []
     if not args or not all(isinstance(arg, str) for arg in args):
-        raise UsageError("spec.template.spec.containers[0].args: the script and its arguments must be there, as strings")
+        raise UsageError(
+            "spec.template.spec.containers[0].args: the script and its arguments must be there, as strings"
+        )
     for arg in args:
         if not arg.startswith("-"):
             break

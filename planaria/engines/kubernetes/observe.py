@@ -34,6 +34,9 @@ class Seen:
     cordoned: frozenset[str] = frozenset()  # nodes that take no new pods
     lost: frozenset[str] = frozenset()  # nodes that Kubernetes does not hear of
 
+    def pods_of(self, role: str) -> list[Object]:
+        return [pod for pod in self.pods if (pod["metadata"].get("labels") or {}).get(ROLE) == role]
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -132,7 +135,9 @@ def observe(spec: PlanSpec, nodes: int, seen: Seen, memory: Memory, now: float) 
         elif past.died is not None:
             state = past.fate[0]
         else:
-            state = GroupState.DRAINING if past.leaves else GroupState.RUNNING
+            begun = newest is not None and all(p.get("status", {}).get("phase") == "Running" for p in newest.pods)
+            state = GroupState.RUNNING if begun else GroupState.PENDING
+            state = GroupState.DRAINING if past.leaves else state
         groups.append(
             ObservedGroup(
                 group,

@@ -10,6 +10,7 @@ from planaria.engines.kubernetes.crd import Wanted
 
 PREFIX = "planaria.dev/"
 JOB, GROUP, ATTEMPT, NODE, ROLE = (PREFIX + key for key in ("job", "group", "attempt", "node", "role"))
+LENT = PREFIX + "lent"  # annotation of a job: groups that it does without for others of higher priority
 PORT = 29510
 GROUP_PORT = 29511
 LIGHTHOUSE_ACCOUNT = "planaria-lighthouse"
@@ -34,7 +35,11 @@ def pod_name(job: Wanted, group: int, attempt: int, node: int) -> str:
 
 
 def lighthouse_name(job: Wanted) -> str:
-    return f"{job.name}-lighthouse"
+    return lighthouse_of(job.name)
+
+
+def lighthouse_of(name: str) -> str:
+    return f"{name}-lighthouse"
 
 
 def names_of(job: Wanted) -> str:
@@ -81,9 +86,7 @@ def pod(job: Wanted, group: int, attempt: int, node: int, run: int, desired: int
     return {"apiVersion": "v1", "kind": "Pod", **made}
 
 
-def _options(
-    job: Wanted, group: int, attempt: int, node: int, run: int, desired: int, address: str
-) -> list[str]:
+def _options(job: Wanted, group: int, attempt: int, node: int, run: int, desired: int, address: str) -> list[str]:
     known = {
         "--groups": max(desired, group + 1),
         "--first-group": group,
