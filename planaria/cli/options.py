@@ -133,10 +133,12 @@ def new_job(script: str) -> str:
     return f"{stem[:64]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def check(options: RunOptions) -> None:
-    """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory."""
+def check(options: RunOptions, here: bool = True) -> None:
+    """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory. ``here``: the
+    groups are to run on this node."""
     _check_numbers(options)
-    _check_devices(options)
+    if here:
+        _check_devices(options)
     Credentials.given((Role.AGENT,))
     if (token := Token.given()) is not None:
         token.proof((Role.AGENT,))
