@@ -85,7 +85,9 @@ def _sources(place: Path) -> list[str]:
     lines = []
     for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
         if path.suffix == ".sources":
-            fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line and line[0] != "#")
+            fields = dict(
+                line.split(":", 1) for line in path.read_text().splitlines() if ":" in line and line[0] != "#"
+            )
             signed = f"[signed-by={fields['Signed-By'].strip()}] " if "Signed-By" in fields else ""
             for uri in fields.get("URIs", "").split():
                 for suite in fields.get("Suites", "").split():

@@ -1,5 +1,5 @@
-"""A Kubernetes cluster on this machine for tests: real etcd, API server, scheduler and controller manager, and nodes whose
-pods are processes."""
+"""A Kubernetes cluster on this machine for tests: real etcd, API server, scheduler and controller manager; pods are
+processes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Cluster:
         self.authority = here / "certs" / "apiserver.crt"
         self.server = f"https://127.0.0.1:{port}"
         self.until(self.authority.exists, "a certificate of the API server")
-        self._write_kubeconfig(self.kubeconfig, ADMIN)
+        self.write_kubeconfig(self.kubeconfig)
         self._client = httpx2.Client(
             base_url=self.server,
             verify=find_access(self.kubeconfig).context,
@@ -128,13 +128,15 @@ class Cluster:
         except httpx2.HTTPError:
             return False
 
-    def _write_kubeconfig(self, path: Path, token: str, namespace: str = "default") -> None:
+    def write_kubeconfig(self, path: Path, namespace: str = "default", token: str = ADMIN) -> None:
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}],
-            "clusters": [{"name": "test", "cluster": {"server": self.server, "certificate-authority": str(self.authority)}}],
+            "clusters": [
+                {"name": "test", "cluster": {"server": self.server, "certificate-authority": str(self.authority)}}
+            ],
             "users": [{"name": "test", "user": {"token": token}}],
         }
         path.write_text(yaml.safe_dump(config))
@@ -198,7 +200,7 @@ class Space:
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
         )["status"]["token"]
         self.kubeconfig = self.directory / "kubeconfig"
-        cluster._write_kubeconfig(self.kubeconfig, token, name)
+        cluster.write_kubeconfig(self.kubeconfig, name, token)
 
     def operate(self) -> subprocess.Popen[bytes]:
         """Start an operator."""
@@ -220,8 +222,8 @@ class Space:
 
     # --- jobs ------------------------------------------------------------------------------------------------
 
-    def job(self, name: str, groups: int = 2, steps: int = 40, **more: Any) -> Object:
-        """A small training, which hardly gets on in its second half before ``release`` is there. Submits it."""
+    def job(self, name: str, groups: int = 2, steps: int = 400, submit: bool = True, **more: Any) -> Object:
+        """A small training, which hardly gets on in its second half before ``release`` is there."""
         spec: Object = {
             "replicaGroups": {"desired": groups, "min": 1},
             "shards": 6,
@@ -234,7 +236,10 @@ class Space:
                             "image": "none",
                             "command": [sys.executable, "-m", "planaria"],
                             "args": ["--quiet", str(TRAIN), "--steps", str(steps), "--hold", str(self.release)],
-                            "env": [{"name": "PYTHONPATH", "value": str(ROOT)}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+                            "env": [
+                                {"name": "PYTHONPATH", "value": str(ROOT)},
+                                {"name": "OMP_NUM_THREADS", "value": "1"},
+                            ],
                             "resources": {"requests": {"cpu": "1"}},
                         }
                     ],
@@ -247,7 +252,7 @@ class Space:
             else:
                 spec[key] = value
         body = {"apiVersion": JOBS.version, "kind": JOBS.kind, "metadata": {"name": name}, "spec": spec}
-        return self.cluster.call("POST", JOBS.path(self.name), body)
+        return self.cluster.call("POST", JOBS.path(self.name), body) if submit else body
 
     def found(self, name: str) -> Object:
         return self.cluster.call("GET", JOBS.path(self.name, name))
@@ -267,7 +272,11 @@ class Space:
     def pod_of(self, name: str, group: int) -> Object | None:
         """The newest pod of a group, if it runs."""
         pods = self.pods(f"planaria.dev/job={name},planaria.dev/group={group}")
-        pods = [p for p in pods if p.get("status", {}).get("phase") == "Running" and not p["metadata"].get("deletionTimestamp")]
+        pods = [
+            p
+            for p in pods
+            if p.get("status", {}).get("phase") == "Running" and not p["metadata"].get("deletionTimestamp")
+        ]
         return max(pods, key=lambda p: int(p["metadata"]["labels"]["planaria.dev/attempt"]), default=None)
 
     def events(self, reason: str) -> list[str]:
@@ -286,7 +295,9 @@ class Space:
 
         def met() -> Object | None:
             status = self.status(name)
-            good = status.get("groupsReady") == f"{groups}/{groups}" and status.get("quorum", {}).get("groups") == groups
+            good = (
+                status.get("groupsReady") == f"{groups}/{groups}" and status.get("quorum", {}).get("groups") == groups
+            )
             return status if good and status.get("step", 0) > beyond else None
 
         found: Object = self.until(met, f"{groups} groups of {name} at work")

@@ -1,9 +1,9 @@
 """A small kubelet: nodes of a cluster whose pods are processes of this machine.
 
-It does for a real control plane what kubelet and kube-proxy do, as far as our pods need it: registers nodes and says that
-they live, runs the first container of each pod with an address of its own (127.10.x.y), mounts by writing volumes into a
-directory and replacing their paths in the command line, probes, reports ends, honours deletion; and leads connections to
-a Service's address to one of its ready pods.
+It does for a real control plane what kubelet and kube-proxy do, as far as our pods need it: registers nodes and says
+that they live, runs the first container of each pod with an address of its own (127.10.x.y), mounts by writing volumes
+into a directory and replacing their paths in the command line, probes, reports ends, honours deletion; and leads
+connections to a Service's address to one of its ready pods.
 """
 
 from __future__ import annotations
@@ -75,6 +75,17 @@ class Kubelet:
 
         self._do(lose())
 
+    def lose_pod(self, name: str) -> None:
+        """As if the node of this pod alone were gone: nobody says what became of it."""
+
+        async def lose() -> None:
+            for pod in self._pods.values():
+                if pod.name == name:
+                    pod.lost = True
+                    pod.kill(signal.SIGKILL)
+
+        self._do(lose())
+
     def process(self, pod: str) -> int:
         """The pid of a pod's process. LookupError if it does not run."""
         return next(p.process.pid for p in self._pods.values() if p.name == pod and p.process and not p.ended)
@@ -116,7 +127,11 @@ class Kubelet:
         await self.api.close()
 
     async def _register(self, name: str, cpus: int) -> None:
-        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        }
         await self.api.create(NODES, "", body)
         size = {"cpu": str(cpus), "memory": "64Gi", "pods": "110", "ephemeral-storage": "100Gi"}
         await self.api.patch(NODES, "", name, {"status": {"capacity": size, "allocatable": size}}, "status")

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, NODES, PODS, SERVICES, Api, Object
+from planaria.engines.kubernetes import crd
+from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, NODES, PODS, SERVICES, Api, ApiError, Object
 from planaria.engines.kubernetes.cache import Cache
 from planaria.engines.kubernetes.keeper import JobKeeper
+from planaria.engines.kubernetes.lending import Lending, change, party
 from planaria.engines.kubernetes.observe import Seen
-from planaria.engines.kubernetes.resources import JOB, lighthouse_of
+from planaria.engines.kubernetes.resources import JOB
+from planaria.errors import UsageError
 
 log = logging.getLogger("planaria.operator")
+
+# A pod that finds no room is in nobody's way for a moment.
+_LEND_SECONDS = 2.0
 
 
 class Controller:
@@ -43,6 +51,7 @@ class Controller:
             self._start = group.create_task
             for name in list(self._jobs.objects):
                 self._wake(name)
+            group.create_task(self._lend())
 
     _start: Callable[..., asyncio.Task[None]] | None = None
 
@@ -58,6 +67,24 @@ class Controller:
             self._keepers[name] = (keeper, self._start(keeper.run()))
         self._keepers[name][0].wake()
 
+    async def _lend(self) -> None:
+        """Make room for those that wait."""
+        lending = Lending()
+        while True:
+            parties = []
+            for name, job in self._jobs.objects.items():
+                with suppress(UsageError):
+                    wanted = crd.read(job)
+                    pods = self._see(name, wanted.uid).pods_of("trainer")
+                    parties.append(party(name, job, wanted.desired, wanted.least, wanted.shrinks, pods))
+            for name, to in lending.decide(parties, time.monotonic()).items():
+                try:
+                    await self._api.patch(JOBS, self._namespace, name, change(self._jobs.objects[name], to))
+                    log.info("%s lends groups: %s", name, to or "none any more")
+                except (ApiError, KeyError) as error:
+                    log.warning("%s: what it lends could not be changed: %s", name, error)
+            await asyncio.sleep(_LEND_SECONDS)
+
     def _changed(self, item: Object) -> None:
         if name := (item["metadata"].get("labels") or {}).get(JOB):
             self._wake(name)
@@ -71,17 +98,26 @@ class Controller:
             for keeper, _ in self._keepers.values():
                 keeper.wake()
 
-    def _see(self, job: str) -> Seen:
+    def _see(self, job: str, uid: str) -> Seen:
         def ours(cache: Cache) -> list[Object]:
-            return [o for o in cache.objects.values() if (o["metadata"].get("labels") or {}).get(JOB) == job]
+            found = [o for o in cache.objects.values() if (o["metadata"].get("labels") or {}).get(JOB) == job]
+            # Of a job of this name that was deleted something may be left; pods of lighthouses are a ReplicaSet's.
+            return [o for o in found if _kin(o) in ("ReplicaSet", uid)]
 
         return Seen(
             pods=tuple(ours(self._pods)),
-            deployment=self._deployments.objects.get(lighthouse_of(job)),
+            deployment=next(iter(ours(self._deployments)), None),
             services={service["metadata"]["name"]: service for service in ours(self._services)},
             cordoned=frozenset(name for name, (cordoned, _) in self._marks.items() if cordoned),
             lost=frozenset(name for name, (_, lost) in self._marks.items() if lost),
         )
+
+
+def _kin(item: Object) -> str:
+    """The uid of the job that owns it, or what kind of thing does."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    owner: Object = next((o for o in owners if o.get("controller")), {})
+    return str(owner.get("uid") if owner.get("kind") == JOBS.kind else owner.get("kind"))
 
 
 def _cordoned(node: Object) -> bool:

@@ -71,8 +71,8 @@ class Wanted:
 
 
 def read(job: Object) -> Wanted:
-    """Raises UsageError with a sentence that names the field, for all that the schema cannot say. Defaults are filled in
-    here too: an API server fills in those of a definition that may be older than this operator."""
+    """Raises UsageError with a sentence that names the field, for all that the schema cannot say. Defaults are filled
+    in here too: an API server fills in those of a definition that may be older than this operator."""
     meta, spec = job["metadata"], job.get("spec") or {}
     groups, lighthouse = spec.get("replicaGroups") or {}, spec.get("lighthouse") or {}
     template = spec.get("template") or {}
@@ -92,7 +92,7 @@ def read(job: Object) -> Wanted:
             backoff=float(spec.get("restartBackoffSeconds", 1)),
             credentials=str(spec.get("credentialsSecret", "planaria-credentials")),
             lighthouses=int(lighthouse.get("replicas", 2)),
-            lighthouse_image=str(lighthouse.get("image") or _container(template).get("image", "")),
+            lighthouse_image=str(lighthouse.get("image") or container(template).get("image", "")),
             shrinks=bool(spec.get("shrinkLowerPriority", True)),
             template=template,
         )
@@ -102,7 +102,8 @@ def read(job: Object) -> Wanted:
     return wanted
 
 
-def _container(template: Object) -> Object:
+def container(template: Object) -> Object:
+    """The one that trains. UsageError if there is none."""
     containers = (template.get("spec") or {}).get("containers") or []
     if not containers or not isinstance(containers[0], dict):
         raise UsageError("spec.template.spec.containers is empty: the first container trains")
@@ -122,8 +123,7 @@ def _check(job: Wanted) -> None:
             f"spec.replicaGroups.desired is {job.desired}, and a step has spec.shards = {job.shards} of which every "
             "group needs one"
         )
-    container = _container(job.template)
-    args = container.get("args") or []
+    args = container(job.template).get("args") or []
     if not args or not all(isinstance(arg, str) for arg in args):
         raise UsageError(
             "spec.template.spec.containers[0].args: the script and its arguments must be there, as strings"

@@ -40,11 +40,11 @@ def manifests(namespace: str, image: str) -> list[Object]:
         _rule(GROUP, [f"{JOBS.plural}/status"], "patch"),
         # Names of the owner in what is made from it: where that is checked, it takes this right.
         _rule(GROUP, [f"{JOBS.plural}/finalizers"], "update"),
-        _rule("", ["pods", "services"], "list", "watch", "create", "delete"),
-        _rule("apps", ["deployments"], "list", "watch", "create", "patch", "delete"),
+        _rule("", ["pods", "services"], "get", "list", "watch", "create", "delete"),
+        _rule("apps", ["deployments"], "get", "list", "watch", "create", "patch", "delete"),
         _rule("", ["events"], "create"),
-        _rule("coordination.k8s.io", ["leases"], "create"),
-        {**_rule("coordination.k8s.io", ["leases"], "get", "update"), "resourceNames": [NAME]},
+        _rule("coordination.k8s.io", ["leases"], "get", "create"),
+        {**_rule("coordination.k8s.io", ["leases"], "update"), "resourceNames": [NAME]},
     ]
     lighthouse = [_rule("coordination.k8s.io", ["leases"], "get", "create", "update")]
     made: list[Object] = []

@@ -14,6 +14,7 @@ from planaria.engines.kubernetes import crd, resources
 from planaria.engines.kubernetes.api import EVENTS, JOBS, Api, ApiError, Object
 from planaria.engines.kubernetes.cache import Cache
 from planaria.engines.kubernetes.crd import Wanted
+from planaria.engines.kubernetes.lending import lent_by
 from planaria.engines.kubernetes.observe import Memory, Past, Seen
 from planaria.engines.kubernetes.reconcile import (
     Create,
@@ -25,7 +26,6 @@ from planaria.engines.kubernetes.reconcile import (
     Scale,
     Tell,
     decide,
-    forget_drained,
 )
 from planaria.engines.kubernetes.status import invalid, now, same, status_of
 from planaria.errors import PlanariaError, UsageError
@@ -49,7 +49,7 @@ class JobKeeper:
     """``run`` it as a task, ``wake`` it at every change of what it sees. ``see`` gives what the caches hold."""
 
     def __init__(
-        self, api: Api, jobs: Cache, pods: Cache, namespace: str, name: str, see: Callable[[str], Seen]
+        self, api: Api, jobs: Cache, pods: Cache, namespace: str, name: str, see: Callable[[str, str], Seen]
     ) -> None:
         self.name = name
         self._api, self._jobs, self._pods, self._namespace, self._see = api, jobs, pods, namespace, see
@@ -61,6 +61,7 @@ class JobKeeper:
         self._told: dict[str, str] = {}  # newest message of each reason: it is not told twice in a row
         self._news = asyncio.Event()
         self._pause = 0.0
+        self._hindrance, self._hindered_until = "", 0.0  # why something cannot be made now, and when it is tried again
 
     def wake(self) -> None:
         self._news.set()
@@ -105,20 +106,17 @@ class JobKeeper:
             await self._write(invalid(int(body["metadata"].get("generation", 1)), str(error), self._status))
             return _RESYNC
         memory = self._memory
-        seen = self._see(self.name)
+        seen = self._see(self.name, job.uid)
         lighthouse = None if memory.outcome is not None else await self._ask(job, seen, memory)
         moment = time.monotonic()
-        fewer = int(body["metadata"].get("annotations", {}).get(resources.LENT, 0))
+        fewer = sum(lent_by(body).values())
         decision = decide(job, replace(seen, lighthouse=lighthouse), memory, moment, fewer)
         trouble = await self._carry_out(decision, job, body, memory)
         # What was done is seen in the status at once.
-        seen = replace(self._see(self.name), lighthouse=lighthouse)
-        forget_drained(memory, decision.observed)
+        seen = replace(self._see(self.name, job.uid), lighthouse=lighthouse)
         await self._write(status_of(job, seen, memory, decision.observed.groups, trouble, fewer, self._status))
-        if trouble:
-            self._pause = min(max(2 * self._pause, _PAUSE[0]), _PAUSE[1])
-            return self._pause
-        self._pause = 0.0
+        if not self._hindrance:
+            self._pause = 0.0
         return self._wait(job, memory, decision, moment)
 
     def _wait(self, job: Wanted, memory: Memory, decision: Decision, moment: float) -> float:
@@ -131,17 +129,28 @@ class JobKeeper:
 
     async def _carry_out(self, decision: Decision, job: Wanted, body: Object, memory: Memory) -> str:
         """All that can be done; why something could not be, or nothing."""
-        trouble = ""
+        trouble, hindrance = "", ""
+        waits = bool(self._hindrance) and time.monotonic() < self._hindered_until
         for operation in decision.operations:
+            if isinstance(operation, Create) and (waits or hindrance):
+                continue  # a quota does not change because it is asked every second
             try:
                 await self._do(operation, job, body, memory)
             except ApiError as error:
                 if error.status in (0, 429) or error.status >= 500:
                     raise
                 trouble = str(error)
+                if isinstance(operation, Create):
+                    hindrance = trouble
                 await self._tell(Tell("Refused", trouble, warning=True), body)
             except UsageError as error:  # of the lighthouse
                 trouble = str(error)
+        if waits:
+            return trouble or self._hindrance
+        self._hindrance = hindrance
+        if hindrance:
+            self._pause = min(max(2 * self._pause, _PAUSE[0]), _PAUSE[1])
+            self._hindered_until = time.monotonic() + self._pause
         return trouble
 
     async def _do(self, operation: Operation, job: Wanted, body: Object, memory: Memory) -> None:
@@ -164,16 +173,20 @@ class JobKeeper:
                 await self._tell(operation, body)
 
     async def _create(self, operation: Create, memory: Memory) -> None:
-        made: Object | None = None
+        kind, meta = operation.kind, operation.body["metadata"]
         try:
-            made = await self._api.create(operation.kind, self._namespace, operation.body)
+            made = await self._api.create(kind, self._namespace, operation.body)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
+            made = await self._api.get(kind, self._namespace, meta["name"])
+            owners = [owner["uid"] for owner in made["metadata"].get("ownerReferences") or ()]
+            if self._uid not in owners:
+                text = f"{kind.kind} {meta['name']} is there and not of this job"
+                raise ApiError(409, "AlreadyExists", text) from None
         if operation.group < 0:
             return
-        if made is not None:
-            self._pods.put(made)
+        self._pods.put(made)
         past = memory.groups[operation.group]
         if operation.attempt > past.attempt:
             memory.groups[operation.group] = Past(operation.attempt, past.failures)

@@ -10,7 +10,6 @@ from planaria.engines.kubernetes.crd import Wanted
 
 PREFIX = "planaria.dev/"
 JOB, GROUP, ATTEMPT, NODE, ROLE = (PREFIX + key for key in ("job", "group", "attempt", "node", "role"))
-LENT = PREFIX + "lent"  # annotation of a job: groups that it does without for others of higher priority
 PORT = 29510
 GROUP_PORT = 29511
 LIGHTHOUSE_ACCOUNT = "planaria-lighthouse"
@@ -115,8 +114,10 @@ def lighthouse(job: Wanted) -> Object:
         "name": "lighthouse",
         "image": job.lighthouse_image,
         "command": [*(trainer.get("command") or ["planaria"]), "lighthouse"],
-        "args": ["--bind", here, "--advertise", here, "--elector", f"kubernetes:{job.namespace}/{name}"]
-        + ["--elector-credentials", _API, "--credentials", _CREDENTIALS],
+        "args": [
+            *("--bind", here, "--advertise", here, "--credentials", _CREDENTIALS),
+            *("--elector", f"kubernetes:{job.namespace}/{name}", "--elector-credentials", _API),
+        ],
         "env": [_pod_ip()],
         "ports": [{"name": "grpc", "containerPort": PORT}],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 2},
