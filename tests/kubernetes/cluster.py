@@ -32,7 +32,10 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "tests" / "e2e" / "scripts" / "train.py"
 ADMIN = "an-admin-of-a-cluster-for-tests"
 # Hangs are what these tests look for: far beyond what anything here takes on a loaded machine.
-PATIENCE = 120.0
+PATIENCE = 300.0
+# Of a job to which things happen: half of them are made at once, and the others take some four seconds each before the
+# test lets it come to its end.
+STEPS = 200
 # Of no other use on this machine: the addresses of Services.
 _SERVICES = "127.77.0.0/24"
 _LIBC = ctypes.CDLL(None)
@@ -222,8 +225,9 @@ class Space:
 
     # --- jobs ------------------------------------------------------------------------------------------------
 
-    def job(self, name: str, groups: int = 2, steps: int = 400, submit: bool = True, **more: Any) -> Object:
+    def job(self, name: str, groups: int = 2, steps: int = STEPS, submit: bool = True, **more: Any) -> Object:
         """A small training, which hardly gets on in its second half before ``release`` is there."""
+        hold = ["--hold", str(self.release), "--hold-for", "1.5"]
         spec: Object = {
             "replicaGroups": {"desired": groups, "min": 1},
             "shards": 6,
@@ -235,7 +239,7 @@ class Space:
                             "name": "trainer",
                             "image": "none",
                             "command": [sys.executable, "-m", "planaria"],
-                            "args": ["--quiet", str(TRAIN), "--steps", str(steps), "--hold", str(self.release)],
+                            "args": ["--quiet", str(TRAIN), "--steps", str(steps), *hold],
                             "env": [
                                 {"name": "PYTHONPATH", "value": str(ROOT)},
                                 {"name": "OMP_NUM_THREADS", "value": "1"},

@@ -13,8 +13,7 @@ import sys
 import pytest
 
 from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, NODES, PODS
-from tests.e2e.harness import alone
-from tests.kubernetes.cluster import ROOT, Space
+from tests.kubernetes.cluster import PATIENCE, ROOT, STEPS, TRAIN, Space
 
 pytestmark = pytest.mark.k8s
 
@@ -22,13 +21,18 @@ pytestmark = pytest.mark.k8s
 @pytest.fixture(scope="session")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the same training, run by itself."""
-    return alone(tmp_path_factory.mktemp("quiet"), "--steps", "400")
+    directory = tmp_path_factory.mktemp("quiet")
+    environ = {**os.environ, "PLANARIA_DIR": str(directory), "PLANARIA_SHARDS": "6", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(TRAIN), "--steps", str(STEPS)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads((directory / "result.json").read_text())["digest"])
 
 
 def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> None:
     """A rank, a pod and a node are lost, the operator and the lighthouses are rolled, the job goes 3 -> 2 -> 4."""
     cluster = space.cluster
-    space.job("train", groups=3, steps=400)
+    space.job("train", groups=3)
     status = space.at_work("train", 3)
 
     # A rank: its agent is faster than anybody could be from outside.
@@ -84,7 +88,7 @@ def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> 
     assert space.events("GroupGivenUp")
     space.release.touch()
     status = space.phase("train", "Complete")
-    assert status["step"] == 400
+    assert status["step"] == STEPS
     assert space.digests("train") == {quiet}
     space.until(lambda: not space.pods("planaria.dev/role=lighthouse"), "the lighthouses to be gone")
     cluster.call("DELETE", JOBS.path(space.name, "train"))
@@ -96,7 +100,7 @@ def test_cordons_and_evictions_move_groups_and_a_suspended_job_goes_on_from_its_
 ) -> None:
     cluster = space.cluster
     kept = space.directory / "checkpoints"
-    body = space.job("train", groups=2, steps=400, submit=False)
+    body = space.job("train", groups=2, submit=False)
     container = body["spec"]["template"]["spec"]["containers"][0]
     container["args"] = ["--checkpoint", str(kept), "--checkpoint-every", "50", *container["args"]]
     cluster.call("POST", JOBS.path(space.name), body)
