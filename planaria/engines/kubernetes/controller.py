@@ -40,10 +40,12 @@ class Controller:
         self._keepers: dict[str, tuple[JobKeeper, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
-        caches = [self._jobs, self._pods, self._deployments, self._services, *([self._nodes] if self._nodes else [])]
+        caches = [self._jobs, self._pods, self._deployments, self._services]
         async with asyncio.TaskGroup() as group:
             for cache in caches:
                 group.create_task(cache.run())
+            if self._nodes is not None:  # it may not be allowed to see them, and can do without
+                group.create_task(self._nodes.run())
             for cache in caches:
                 # Half a view is none: pods that are not known yet would be made again.
                 await cache.filled.wait()
