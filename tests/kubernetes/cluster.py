@@ -208,7 +208,7 @@ class Space:
     def operate(self) -> subprocess.Popen[bytes]:
         """Start an operator."""
         command = [sys.executable, "-m", "planaria", "operator", "--kubeconfig", str(self.kubeconfig)]
-        command += ["--credentials", str(self.directory / "site"), "--lease", "3"]
+        command += ["--credentials", str(self.directory / "site"), "--lease", "8"]
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.operators.append(self.cluster.run(f"{self.name}-operator", command, environ))
         return self.operators[-1]
