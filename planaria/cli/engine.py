@@ -11,17 +11,22 @@ from planaria.cli.options import RunOptions
 from planaria.errors import UsageError
 
 LOCAL = "local"
-# Each module has ``run(options, ctx) -> exit code``; those of engines that are not used are not imported.
 # What an engine says itself for each agent that it places.
 _PLACES = ("first_group", "local_groups", "placed", "node_rank", "group_addr")
+# Each module has ``run(options, ctx) -> exit code``; those of engines that are not used are not imported.
 _MODULES = {
+    "k8s": "planaria.cli.k8s",
     "slurm": "planaria.cli.slurm",
 }
 # What only one engine understands, by the name of the parameter of ``planaria run``.
 _OF_ENGINE = {
     "sbatch": ("slurm",),
     "single_allocation": ("slurm",),
-    "dry_run": ("slurm",),
+    "dry_run": ("slurm", "k8s"),
+    "image": ("k8s",),
+    "namespace": ("k8s",),
+    "pod_template": ("k8s",),
+    "kubeconfig": ("k8s",),
 }
 
 

@@ -171,7 +171,7 @@ def run(
         _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
     ] = None,
     engine: Annotated[
-        str, _option("--engine", help="Where groups run: local (here), or slurm (a job for each, kept alive).")
+        str, _option("--engine", help="Where groups run: local (here), slurm (a job for each, kept alive), or k8s.")
     ] = engines.LOCAL,
     dry_run: Annotated[bool, _option("--dry-run", help="With an engine: print what it would submit.")] = False,
     sbatch: Annotated[
@@ -181,6 +181,18 @@ def run(
     single_allocation: Annotated[
         bool, _option("--single-allocation", help="With --engine slurm: one job with a step for every group.")
     ] = False,
+    image: Annotated[
+        str | None, _option("--image", help="With --engine k8s: the image with planaria and the script.")
+    ] = None,
+    namespace: Annotated[
+        str | None, _option("--namespace", help="With --engine k8s: whose operator keeps the job.")
+    ] = None,
+    pod_template: Annotated[
+        Path | None, _option("--pod-template", help="With --engine k8s: YAML of what pods are like (PodTemplateSpec).")
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, _option("--kubeconfig", help="With --engine k8s: default $KUBECONFIG, else ~/.kube/config.")
+    ] = None,
     credentials: CredentialsOption = None,
     token_file: TokenOption = None,
 ) -> None:

@@ -16,7 +16,7 @@ from tests.slurm.supervised import PATIENCE, Supervised, planaria
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 # The second half takes five minutes if nobody releases it.
 STEPS = ("--steps", "300")
-HELD = (*STEPS, "--held", "1.0")
+HELD = (*STEPS, "--hold-for", "1.0")
 
 
 def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tmp_path: Path) -> None:

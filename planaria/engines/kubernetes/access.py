@@ -44,7 +44,9 @@ def find_access(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ
     try:
         found = yaml.safe_load(given.read_text())
     except OSError as error:
-        raise UsageError(f"no access to Kubernetes: cannot read {given} ({error.strerror}); give --kubeconfig") from None
+        raise UsageError(
+            f"no access to Kubernetes: cannot read {given} ({error.strerror}); give --kubeconfig"
+        ) from None
     except yaml.YAMLError as error:
         raise UsageError(f"{given} is no kubeconfig: {error}") from None
     try:
@@ -123,7 +125,9 @@ class _Plugin:
             info = json.dumps({"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}})
             environ = {**os.environ, **self._environ, "KUBERNETES_EXEC_INFO": info}
             try:
-                done = subprocess.run(self._command, env=environ, capture_output=True, timeout=_PLUGIN_SECONDS, check=True)
+                done = subprocess.run(
+                    self._command, env=environ, capture_output=True, timeout=_PLUGIN_SECONDS, check=True
+                )
                 self._token = json.loads(done.stdout)["status"]["token"]
             except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
                 raise UsageError(f"{self._command[0]} gives no token for Kubernetes: {error}") from None

@@ -71,8 +71,8 @@ class Wanted:
 
 
 def read(job: Object) -> Wanted:
-    """Raises UsageError with a sentence that names the field, for all that the schema cannot say. Defaults are filled in
-    here too: an API server fills in those of a definition that may be older than this operator."""
+    """Raises UsageError with a sentence that names the field, for all that the schema cannot say. Defaults are filled
+    in here too: an API server fills in those of a definition that may be older than this operator."""
     meta, spec = job["metadata"], job.get("spec") or {}
     groups, lighthouse = spec.get("replicaGroups") or {}, spec.get("lighthouse") or {}
     template = spec.get("template") or {}
@@ -92,7 +92,7 @@ def read(job: Object) -> Wanted:
             backoff=float(spec.get("restartBackoffSeconds", 1)),
             credentials=str(spec.get("credentialsSecret", "planaria-credentials")),
             lighthouses=int(lighthouse.get("replicas", 2)),
-            lighthouse_image=str(lighthouse.get("image") or _container(template).get("image", "")),
+            lighthouse_image=str(lighthouse.get("image") or container(template).get("image", "")),
             shrinks=bool(spec.get("shrinkLowerPriority", True)),
             template=template,
         )
@@ -102,7 +102,8 @@ def read(job: Object) -> Wanted:
     return wanted
 
 
-def _container(template: Object) -> Object:
+def container(template: Object) -> Object:
+    """The one that trains. UsageError if there is none."""
     containers = (template.get("spec") or {}).get("containers") or []
     if not containers or not isinstance(containers[0], dict):
         raise UsageError("spec.template.spec.containers is empty: the first container trains")
@@ -112,7 +113,9 @@ def _container(template: Object) -> Object:
 
 def _check(job: Wanted) -> None:
     if len(job.name) > LONGEST_NAME or not _NAME.fullmatch(job.name):
-        raise UsageError(f"metadata.name: at most {LONGEST_NAME} letters, digits and dashes, for pods are named after it")
+        raise UsageError(
+            f"metadata.name: at most {LONGEST_NAME} letters, digits and dashes, for pods are named after it"
+        )
     if not 1 <= job.least <= job.desired:
         raise UsageError(f"spec.replicaGroups.min is {job.least}: must be between 1 and desired ({job.desired})")
     if job.desired > job.shards:
@@ -120,10 +123,11 @@ def _check(job: Wanted) -> None:
             f"spec.replicaGroups.desired is {job.desired}, and a step has spec.shards = {job.shards} of which every "
             "group needs one"
         )
-    container = _container(job.template)
-    args = container.get("args") or []
+    args = container(job.template).get("args") or []
     if not args or not all(isinstance(arg, str) for arg in args):
-        raise UsageError("spec.template.spec.containers[0].args: the script and its arguments must be there, as strings")
+        raise UsageError(
+            "spec.template.spec.containers[0].args: the script and its arguments must be there, as strings"
+        )
     for arg in args:
         if not arg.startswith("-"):
             break

@@ -34,6 +34,9 @@ class Seen:
     cordoned: frozenset[str] = frozenset()  # nodes that take no new pods
     lost: frozenset[str] = frozenset()  # nodes that Kubernetes does not hear of
 
+    def pods_of(self, role: str) -> list[Object]:
+        return [pod for pod in self.pods if (pod["metadata"].get("labels") or {}).get(ROLE) == role]
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -65,6 +68,7 @@ class Past:
     died: float | None = None  # when the newest attempt was first seen to have ended; None: it has not
     fate: tuple[GroupState, int | None, str] = (GroupState.DEAD, None, "")  # of it, once it has ended
     settled: bool = False  # the newest attempt has held the job's state
+    met: bool = False  # its agent was in the lighthouse's reach in the newest attempt
     suspected: float | None = None
     given_up: bool = False  # the lighthouse was told that it is dead
     leaves: bool = False  # for good
@@ -132,7 +136,9 @@ def observe(spec: PlanSpec, nodes: int, seen: Seen, memory: Memory, now: float) 
         elif past.died is not None:
             state = past.fate[0]
         else:
-            state = GroupState.DRAINING if past.leaves else GroupState.RUNNING
+            begun = newest is not None and _runs(newest)
+            state = GroupState.RUNNING if begun else GroupState.PENDING
+            state = GroupState.DRAINING if past.leaves else state
         groups.append(
             ObservedGroup(
                 group,
@@ -165,8 +171,8 @@ def _look(
         if past.whole:  # else they have just been made
             past.fate, past.died = (GroupState.DEAD, None, "its pod is gone"), now
         return
-    if told is not None and told.connected and told.state == "active" and not past.given_up:
-        past.settled = True
+    if told is not None and told.connected and _runs(newest):
+        past.met, past.settled = True, past.settled or told.state == "active"
     if past.given_up:
         past.fate, past.died = (GroupState.DEAD, None, "it was out of reach, and was given up"), now
         return
@@ -175,7 +181,7 @@ def _look(
     elif len(newest.pods) < nodes and past.whole:
         past.fate, past.died = (GroupState.DEAD, None, "one of its pods is gone"), now
     past.whole = past.whole or len(newest.pods) == nodes
-    past.suspected = (past.suspected or now) if past.died is None and _suspect(newest, told, seen) else None
+    past.suspected = (past.suspected or now) if past.died is None and _suspect(newest, told, seen, past.met) else None
 
 
 def _ended(spec: PlanSpec, newest: Attempt, past: Past, now: float) -> None:
@@ -195,17 +201,18 @@ def _ended(spec: PlanSpec, newest: Attempt, past: Past, now: float) -> None:
     past.fate, past.died = (state, code, last_words(pod)), now
 
 
-def _suspect(newest: Attempt, told: GroupStatus | None, seen: Seen) -> bool:
-    lost = any(node in seen.lost for node in newest.nodes)
-    status = seen.lighthouse
-    if status is None:
-        return False  # nobody could be told
-    if told is None:
+def _suspect(newest: Attempt, told: GroupStatus | None, seen: Seen, met: bool) -> bool:
+    """``met``: the lighthouse speaks of this attempt, not of one before."""
+    lost, status = any(node in seen.lost for node in newest.nodes), seen.lighthouse
+    if status is None or status.quorum is None or not _runs(newest):
+        return False  # nobody could be told, or nobody goes on without it
+    if told is None or not met:
         return lost
-    if told.connected or told.state in ("dead", "finished", "refused"):
-        return lost and not told.connected
-    at_work = status.quorum is not None and told.member in status.quorum.members
-    return lost or (status.quorum is not None and not at_work and told.step > 0)
+    return not told.connected and (lost or told.member not in status.quorum.members)
+
+
+def _runs(attempt: Attempt) -> bool:
+    return all(pod.get("status", {}).get("phase") == "Running" for pod in attempt.pods)
 
 
 def exit_code(pod: Object) -> int | None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.core import plan as planning
-from planaria.core.plan import GroupState, Observed, ObservedGroup
+from planaria.core.plan import GroupState, Observed
 from planaria.engines.kubernetes import resources
 from planaria.engines.kubernetes.api import DEPLOYMENTS, LEASES, PODS, SERVICES, Kind, Object
 from planaria.engines.kubernetes.crd import Wanted
 from planaria.engines.kubernetes.observe import Attempt, Memory, Past, Seen, attempts, observe
 from planaria.engines.kubernetes.resources import PORT
+
+# Seconds for what is to end and has nothing to save: enough for an agent to end its ranks.
+_HOPELESS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,12 @@ class Decision:
 
 def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) -> Decision:
     """``fewer``: groups that it has lent to jobs of higher priority. Brings ``memory`` up to date with what is seen."""
-    if memory.outcome is not None:
-        return Decision(_clear(seen))
-    if job.suspend:
-        return Decision(_suspended(seen, memory))
     desired = max(job.desired - fewer, job.least)
     spec = job.plan(desired)
+    if memory.outcome is not None:
+        return Decision(_clear(seen), observe(spec, job.nodes, seen, memory, now))
+    if job.suspend:
+        return Decision(_suspended(seen, memory))
     decision = Decision(_foundation(job, seen))
     decision.observed = observe(spec, job.nodes, seen, memory, now)
     service = seen.services.get(resources.lighthouse_name(job))
@@ -98,7 +101,7 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
             case planning.Start(group):
                 world.start(group)
             case planning.Kill(group, reason):
-                decision.operations.append(Evict(group, reason))
+                world.kill(group, reason)
             case planning.Drain(group):
                 world.drain(group)
             case planning.Finish(code, reason):
@@ -107,16 +110,15 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
                 decision.operations.append(Tell(told[0], reason, told[1]))
                 return decision
     world.leave_cordoned(decision.observed)
-    status = seen.lighthouse
-    if status is not None and status.quorum is not None and not status.complete and status.desired != desired:
-        decision.operations.append(Scale(desired))
+    world.forget(decision.observed)
+    if (status := seen.lighthouse) is not None and status.quorum is not None and not status.complete:
+        # Who is too many is said by the planner alone: the lighthouse is told of fewer when they have left.
+        leaving = decision.observed.having(GroupState.DRAINING)
+        there = decision.observed.having(GroupState.RUNNING, GroupState.PENDING, GroupState.DEAD)
+        if status.desired < desired or (status.desired > desired and not leaving and len(there) <= desired):
+            decision.operations.append(Scale(desired))
     decision.due = planning.next_wakeup(spec, decision.observed, now)
     return decision
-
-
-def given_up(past: Past) -> None:
-    """The lighthouse has evicted it."""
-    past.given_up = True
 
 
 class _World:
@@ -136,8 +138,10 @@ class _World:
         # The newest end is kept for its log, what was before goes.
         older = self._found.get(group, [])
         self._out += _deleted([pod for attempt in older[:-1] for pod in attempt.pods])
-        if older:
-            self._out += _deleted([pod for pod in older[-1].pods if pod not in older[-1].ended])
+        left = [pod for pod in older[-1].pods if pod not in older[-1].ended] if older else []
+        self._out += _deleted(left, grace=_HOPELESS)
+        if left and not past.given_up:
+            return  # the rest of a group of several pods: two lives of a group must not be
         if again:
             why = f"group {group} is replaced: {_fate(past)}"
             self._out.append(Tell("GroupReplaced", why, warning=True))
@@ -152,21 +156,32 @@ class _World:
             there = {int(pod["metadata"]["labels"][resources.NODE]) for pod in newest.pods}
             self._create(group, newest.number, [n for n in range(self._job.nodes) if n not in there], False)
 
+    def kill(self, group: int, reason: str) -> None:
+        """Nothing is to be expected of it any more."""
+        if self._memory.groups[group].suspected is None:  # the others have finished
+            self._out += _deleted([pod for attempt in self._found.get(group, []) for pod in attempt.pods], _HOPELESS)
+        else:
+            self._out.append(Evict(group, reason))
+
+    def forget(self, observed: Observed) -> None:
+        """The numbers of groups that have left are free again, when nothing of them is left."""
+        for g in observed.having(GroupState.DRAINED):
+            pods = [pod for attempt in self._found.get(g.group, []) for pod in attempt.pods]
+            self._out += _deleted(pods)
+            if not pods:
+                self._memory.groups.pop(g.group, None)
+
     def drain(self, group: int) -> None:
         """It is to leave for good."""
         past = self._memory.groups[group]
         pods = [pod for attempt in self._found.get(group, []) for pod in attempt.pods]
-        if past.died is not None or not pods:
-            self._out += _deleted(pods)
-            del self._memory.groups[group]
-            return
         if not past.leaves:
             past.leaves = True
             self._out.append(Tell("GroupLeaves", f"group {group} leaves: {self._desired} groups are wanted"))
         self._out += _deleted(pods)
 
     def leave_cordoned(self, observed: Observed) -> None:
-        """One group at a time leaves a node that takes no new pods, if others hold the state: it is started elsewhere."""
+        """One group at a time leaves a node that takes no new pods, if others hold the state. It starts elsewhere."""
         running = observed.having(GroupState.RUNNING)
         newest = {group: found[-1] for group, found in self._found.items()}
         if any(newest[g.group].terminating for g in running if g.group in newest):
@@ -189,13 +204,6 @@ class _World:
         for node in nodes:
             made = resources.pod(self._job, group, attempt, node, self._memory.run, self._desired, self._address)
             self._out.append(Create(PODS, made, group, attempt, replaces and node == 0))
-
-
-def forget_drained(memory: Memory, observed: Observed) -> None:
-    """Their numbers are free again."""
-    for g in observed.groups:
-        if g.state is GroupState.DRAINED:
-            memory.groups.pop(g.group, None)
 
 
 def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
@@ -239,8 +247,8 @@ def _gone(kind: Kind, body: Object | None) -> list[Operation]:
     return [Delete(kind, body)] if body is not None and not body["metadata"].get("deletionTimestamp") else []
 
 
-def _deleted(pods: list[Object] | tuple[Object, ...]) -> list[Operation]:
-    return [Delete(PODS, pod) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+def _deleted(pods: list[Object] | tuple[Object, ...], grace: int | None = None) -> list[Operation]:
+    return [Delete(PODS, pod, grace) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
 
 
 def _at_work(attempt: Attempt) -> bool:
@@ -251,7 +259,3 @@ def _fate(past: Past) -> str:
     _, code, words = past.fate
     how = "" if code is None else f"exit code {code}"
     return ": ".join(part for part in (how, words) if part) or "it ended"
-
-
-def where(group: ObservedGroup) -> str:
-    return f"group {group.group}"

@@ -34,7 +34,11 @@ def pod_name(job: Wanted, group: int, attempt: int, node: int) -> str:
 
 
 def lighthouse_name(job: Wanted) -> str:
-    return f"{job.name}-lighthouse"
+    return lighthouse_of(job.name)
+
+
+def lighthouse_of(name: str) -> str:
+    return f"{name}-lighthouse"
 
 
 def names_of(job: Wanted) -> str:
@@ -81,9 +85,7 @@ def pod(job: Wanted, group: int, attempt: int, node: int, run: int, desired: int
     return {"apiVersion": "v1", "kind": "Pod", **made}
 
 
-def _options(
-    job: Wanted, group: int, attempt: int, node: int, run: int, desired: int, address: str
-) -> list[str]:
+def _options(job: Wanted, group: int, attempt: int, node: int, run: int, desired: int, address: str) -> list[str]:
     known = {
         "--groups": max(desired, group + 1),
         "--first-group": group,
@@ -112,8 +114,10 @@ def lighthouse(job: Wanted) -> Object:
         "name": "lighthouse",
         "image": job.lighthouse_image,
         "command": [*(trainer.get("command") or ["planaria"]), "lighthouse"],
-        "args": ["--bind", here, "--advertise", here, "--elector", f"kubernetes:{job.namespace}/{name}"]
-        + ["--elector-credentials", _API, "--credentials", _CREDENTIALS],
+        "args": [
+            *("--bind", here, "--advertise", here, "--credentials", _CREDENTIALS),
+            *("--elector", f"kubernetes:{job.namespace}/{name}", "--elector-credentials", _API),
+        ],
         "env": [_pod_ip()],
         "ports": [{"name": "grpc", "containerPort": PORT}],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 2},
