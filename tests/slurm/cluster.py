@@ -14,7 +14,10 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from planaria.agent.proc import die_with_parent
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 NODES = ("n1", "n2", "n3")
@@ -143,7 +146,13 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=1-0 State=UP Over
     def _daemon(self, name: str, *words: str) -> None:
         with (self.directory / f"{name}.out").open("ab") as out:
             self._daemons[name] = subprocess.Popen(
-                words, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                words,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),  # also when the tests are killed
             )
 
     def _until(self, met: object, what: str) -> None:
