@@ -33,7 +33,7 @@ from planaria.agent.refill import goes_back, hung
 from planaria.agent.standbys import Standbys
 from planaria.agent.suspicion import judge, note_where_they_stand
 from planaria.core import plan as planning
-from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
+from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_LEFT, EXIT_OK
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
@@ -80,11 +80,12 @@ class Assignment:
     name: str = ""  # by which the lighthouse knew this agent before its death, if it had a life before
     following: Mapping[int, int] = field(default_factory=dict)  # and the next incarnations of its groups
     health: HealthWatch | None = None  # None: nobody watches it
+    placed: bool = False  # an engine keeps the groups, one agent each: a signal is for these alone, and so is a scale
 
     @property
     def is_last(self) -> bool:
         """Whether it hosts the highest groups, so that groups beyond the first number are its."""
-        return self.first_group + self.plan.desired >= self.spec.groups
+        return not self.placed and self.first_group + self.plan.desired >= self.spec.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class Agent:
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
         self._stopping = 0  # the signal that asked for an orderly end
+        self._leaving: asyncio.Task[None] | None = None  # a signal asked the groups here to leave
         self._outcome: tuple[int, str] | None = None
         self._news = asyncio.Event()
         self._beat_at = 0.0
@@ -160,7 +162,7 @@ class Agent:
                 code, reason = EXIT_FAILED, f"{reason}, but {self._mismatch}"
             self.events.add("end", reason, data={"exit_code": code})
         finally:
-            tasks += self.ends.close()
+            tasks += [*self.ends.close(), *([self._leaving] if self._leaving is not None else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,14 +197,35 @@ class Agent:
     def interrupt(self, signum: int) -> None:
         """First: all ranks stop after the same commit. Second: everything ends now."""
         name = signal.Signals(signum).name
-        if self._stopping:
+        if self._stopping or self._leaving is not None:
             self.events.add("stop", f"{name} again: everything is killed")
             self.finish(128 + signum, f"killed by a second {name}")
             for life in self.lives.alive():
                 self._delete(life, signal.SIGKILL)
             return
+        if self.assignment.placed:
+            self.events.add("stop", f"{name}: the groups here leave after the next commit; the others go on")
+            self._leaving = asyncio.get_running_loop().create_task(self._leave(signum))
+            return
         self.events.add("stop", f"{name}: the groups stop after the next commit; once more kills them")
         self.stop_in_order(signum)
+
+    async def _leave(self, signum: int) -> None:
+        """Have the lighthouse do without the groups here. Where it cannot (there is no other), the job stops in order:
+        its state is not lost if it keeps checkpoints."""
+        job, reason = self.assignment.spec.job, f"its agent got {signal.Signals(signum).name}"
+        groups = sorted(life.member.group for life in self.lives.alive())
+        if not groups:
+            self.finish(EXIT_LEFT, f"{reason}, and no group runs here")
+        while groups:
+            await self.link.up.wait()
+            why = await self.link.drain(job, groups[0], reason)
+            if why is None:
+                del groups[0]
+            elif self.link.up.is_set():
+                self.events.add("stop", f"group {groups[0]} cannot leave ({why}): it stops after the next commit")
+                self.stop_in_order(signum)
+                return
 
     def stop_in_order(self, signum: int) -> None:
         if self._stopping or self._outcome is not None:
@@ -387,7 +410,8 @@ class Agent:
         if desired < 1:
             if not self.lives.alive() and not self.closing.node:
                 drained = "all groups of this agent were drained"
-                self.finish(0, drained if self.lives.groups else "the job wants no groups of this agent")
+                why = drained if self.lives.groups else "the job wants no groups of this agent"
+                self.finish(EXIT_LEFT if self.assignment.placed else EXIT_OK, why)
             return
         if self.closing.node and not (self.lives.alive() or self.lives.complete):
             return  # what left comes back when it may

@@ -26,7 +26,14 @@ class LighthouseChild:
     The kernel ends it when this process ends, however that may be.
     """
 
-    def __init__(self, directory: Path, http: str | None, on_note: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        http: str | None,
+        on_note: Callable[[str, str], None],
+        bind: str = "127.0.0.1:0",
+    ) -> None:
+        self._bind = bind
         self._store = directory / "lighthouse.db"
         self._log = directory / "lighthouse.log"
         self._http = http
@@ -42,7 +49,7 @@ class LighthouseChild:
 
     async def start(self) -> str:
         """Start it and wait until it listens. UsageError with its own words if it cannot."""
-        if not await self._launch("127.0.0.1:0"):
+        if not await self._launch(self._bind):
             code = await self._ended()
             words = [w for w in self._log.read_text(errors="replace").splitlines() if w.strip()] or [describe(code)]
             sentence = f"the lighthouse did not start: {words[-1]} (see {self._log})"

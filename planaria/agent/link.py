@@ -59,6 +59,7 @@ class Link:
     ) -> None:
         self.address = ""  # of the lighthouse that is asked now
         self.addresses: tuple[str, ...] = ()  # of all that may lead
+        self._named = ""  # as whoever started this agent named them
         self.epoch = 0  # the highest seen: the fence
         self.up = asyncio.Event()
         self._hello = hello
@@ -82,7 +83,8 @@ class Link:
 
     async def run(self, addresses: str) -> None:
         """Keep a stream to the lighthouse that leads open until cancelled. ``addresses``: one or more of host:port,
-        separated by commas."""
+        separated by commas, or @FILE that holds them: it is read again whenever a stream ends."""
+        self._named = addresses
         self.addresses = split_addresses(addresses)
         self.address = self.addresses[0]
         self._channel, self._shown = open_channel(self.address), _shown()
@@ -112,6 +114,9 @@ class Link:
         next in the list. Whoever is said to lead without being in the list must show a lighthouse's certificate as all
         do; without certificates nobody beyond this machine can have said it."""
         leads, self._leads = self._leads, ""
+        if self._named.startswith("@"):
+            with suppress(UsageError):  # it is being written, or its file system is away: those known may still do
+                self.addresses = split_addresses(self._named)
         place = self.addresses.index(self.address) + 1 if self.address in self.addresses else 0
         address = leads or self.addresses[place % len(self.addresses)]
         if address != self.address:

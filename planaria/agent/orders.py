@@ -92,7 +92,9 @@ class Orders:
         assignment, more = self._agent.assignment, len(self._agent.hosting.groups)
         if assignment.is_last:
             return self.total - assignment.first_group + more
-        return min(assignment.plan.desired - len(self._fewer), self._told_total - assignment.first_group) + more
+        here = assignment.plan.desired - len(self._fewer)
+        # Whoever placed the groups here says which of them are too many, and has them drained.
+        return (here if assignment.placed else min(here, self._told_total - assignment.first_group)) + more
 
     def ask_drain(self, group: int, reason: str = "", refused: Callable[[str], None] = lambda why: None) -> None:
         """Fewer groups are wanted, or it has lost its place: have the lighthouse leave one out. Its order comes back

@@ -34,6 +34,7 @@ _COMMANDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("planaria.cli.operate", "scale", {}),
     ("planaria.cli.operate", "evict", {}),
     ("planaria.cli.lighthouse", "lighthouse", {}),
+    ("planaria.cli.operator", "operator", {}),
     ("planaria.cli.certs", "certs", {}),
     ("planaria.cli.chaos", "chaos", {}),
     ("planaria.cli.demo", "demo", {}),

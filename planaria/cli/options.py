@@ -74,6 +74,7 @@ class RunOptions:
     borrow: tuple[str, ...] = ()  # the site's command that is asked for nodes
     buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
     check_state: int | None = None  # steps between comparisons of all that groups hold; None: what the script says
+    placed: bool = False  # by an engine that keeps the groups alive, one agent each
     recheck: float | None = None  # share of the shards that are computed twice; None: what the script says
 
     @property
@@ -132,10 +133,12 @@ def new_job(script: str) -> str:
     return f"{stem[:64]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def check(options: RunOptions) -> None:
-    """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory."""
+def check(options: RunOptions, here: bool = True) -> None:
+    """Raise UsageError, one sentence, for whatever cannot work. Starts nothing; makes the log directory. ``here``: the
+    groups are to run on this node."""
     _check_numbers(options)
-    _check_devices(options)
+    if here:
+        _check_devices(options)
     Credentials.given((Role.AGENT,))
     if (token := Token.given()) is not None:
         token.proof("Attend", (Role.AGENT,))
@@ -189,7 +192,8 @@ def _check_numbers(options: RunOptions) -> None:
         )
     if not 1 <= options.min_groups <= groups:
         raise UsageError(f"--min-groups {options.min_groups}: must be between 1 and --groups {groups}")
-    if options.first_group < 0 or options.local_groups < 1 or options.first_group + options.local_groups > groups:
+    beyond = options.first_group + options.local_groups > groups and not options.placed  # others have left for good
+    if options.first_group < 0 or options.local_groups < 1 or beyond:
         raise UsageError(
             f"--first-group {options.first_group} with --local-groups {options.local_groups}: "
             f"an agent hosts at least one of the groups 0 to {groups - 1}"
@@ -199,6 +203,8 @@ def _check_numbers(options: RunOptions) -> None:
             f"this agent hosts {options.local_groups} of {groups} groups: "
             "give the --lighthouse at which the agents meet"
         )
+    if options.placed and options.lighthouse is None:
+        raise UsageError("--placed: groups that an engine places meet at a lighthouse; give --lighthouse")
     if not 0 <= options.standbys <= MAX_RANK:
         raise UsageError(f"--standbys {options.standbys}: must be between 0 and {MAX_RANK}")
     if options.spare_wait is not None and options.policy is not Policy.SPARE:

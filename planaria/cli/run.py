@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from planaria.cli import engine as engines
 from planaria.cli import options as opts
 from planaria.cli.certs import CredentialsOption, TokenOption
 from planaria.cli.logdir import directory_given
@@ -29,6 +30,7 @@ def _option(*names: str, help: str, **more: Any) -> Any:
 
 
 def run(
+    ctx: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script, or a module's name with -m.")],
     args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
     groups: Annotated[int, _option("--groups", help="Replica groups of the whole job.")] = 1,
@@ -64,6 +66,13 @@ def run(
     local_groups: Annotated[
         int | None, _option("--local-groups", help="How many groups run here; default: all from --first-group on.")
     ] = None,
+    placed: Annotated[
+        bool,
+        _option(
+            "--placed",
+            help="An engine placed the groups here: SIGTERM has them leave (exit code 75) while the others go on.",
+        ),
+    ] = False,
     policy: Annotated[
         str, _option("--policy", help="For a lost group's shards: redistribute, spare or shrink.")
     ] = "redistribute",
@@ -161,6 +170,29 @@ def run(
         str | None,
         _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
     ] = None,
+    engine: Annotated[
+        str, _option("--engine", help="Where groups run: local (here), slurm (a job for each, kept alive), or k8s.")
+    ] = engines.LOCAL,
+    dry_run: Annotated[bool, _option("--dry-run", help="With an engine: print what it would submit.")] = False,
+    sbatch: Annotated[
+        list[str] | None,
+        _option("--sbatch", help="With --engine slurm: an option of sbatch, as KEY=VALUE or KEY; may be repeated."),
+    ] = None,
+    single_allocation: Annotated[
+        bool, _option("--single-allocation", help="With --engine slurm: one job with a step for every group.")
+    ] = False,
+    image: Annotated[
+        str | None, _option("--image", help="With --engine k8s: the image with planaria and the script.")
+    ] = None,
+    namespace: Annotated[
+        str | None, _option("--namespace", help="With --engine k8s: whose operator keeps the job.")
+    ] = None,
+    pod_template: Annotated[
+        Path | None, _option("--pod-template", help="With --engine k8s: YAML of what pods are like (PodTemplateSpec).")
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, _option("--kubeconfig", help="With --engine k8s: default $KUBECONFIG, else ~/.kube/config.")
+    ] = None,
     credentials: CredentialsOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -208,10 +240,15 @@ def run(
         buddy=buddy,
         check_state=check_state,
         recheck=recheck,
+        placed=placed,
     )
-    opts.check(options)
+    engines.check(engine, ctx)
+    opts.check(options, here=engine == engines.LOCAL)
     try:
-        code = asyncio.run(supervise(options) if node_rank == 0 else help_out(options))
+        if engine != engines.LOCAL:
+            code = engines.run(engine, options, ctx)
+        else:
+            code = asyncio.run(supervise(options) if node_rank == 0 else help_out(options))
     except KeyboardInterrupt:  # before the agent could take it for a wish to stop in order
         code = EXIT_INTERRUPTED
     raise typer.Exit(code)

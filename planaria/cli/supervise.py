@@ -168,6 +168,7 @@ def _assignment(options: RunOptions, name: str, following: dict[int, int]) -> As
         name=name,
         following=following,
         health=health_watch(options),
+        placed=options.placed,
     )
 
 

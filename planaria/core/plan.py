@@ -16,12 +16,25 @@ from enum import Enum
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 
 
+class BelowMin(Enum):
+    """What becomes of a job of which too few groups work for too long."""
+
+    FAIL = "fail"
+    SUSPEND = "suspend"
+
+
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
     """What is wanted. Whoever drains a group wants one fewer: the caller lowers ``desired`` by one."""
 
     desired: int  # groups
     min_groups: int = 1  # with fewer, and no way to get more, the job has failed
+    max_groups: int | None = None  # no more than these, whoever wants them
+
+    # With fewer than the minimum at work for so many seconds the job ends, or makes room for others until somebody
+    # resumes it. None: it waits for as long as there is a way to get more, and fails when there is none.
+    below_min_limit: float | None = None
+    below_min: BelowMin = BelowMin.FAIL
 
     # Back-off of one group after quick failures in a row; the first replacement is immediate. A warm start
     # takes about a second, so the first wait doubles the cost of an attempt and no more; at the maximum a
@@ -44,6 +57,14 @@ class PlanSpec:
     # replacement takes is at most twice as bad as knowing the future (the ski-rental argument).
     suspect_patience: float = 30.0
 
+    # A node on which so many groups failed within so many seconds is avoided: three in an hour are no coincidence, and
+    # a day's shift finds out why. One that was lost is avoided until any scheduler has seen that it is down (Slurm's
+    # own limit is 300 s, that of Kubernetes 340 s), for it would be given out again until then.
+    quarantine_failures: int = 3
+    quarantine_window: float = 3600.0
+    quarantine_seconds: float = 6 * 3600.0
+    lost_node_seconds: float = 600.0
+
     # When the first group has finished, the others have made the same last step. One that has not after as
     # long as a heal takes at most has nobody left to heal from.
     finish_grace: float = 10.0
@@ -55,14 +76,24 @@ class PlanSpec:
             )
         if min(self.budget, self.backoff_first, self.suspect_patience, self.finish_grace) < 0:
             raise ValueError(f"times and budgets cannot be negative: {self}")
+        if self.max_groups is not None and self.max_groups < self.min_groups:
+            raise ValueError(f"at most {self.max_groups} groups cannot be at least {self.min_groups}")
+        if self.quarantine_failures < 1 or min(self.quarantine_window, self.quarantine_seconds) < 0:
+            raise ValueError(f"a node is avoided after at least one failure, and for no negative time: {self}")
         if self.backoff_max < self.backoff_first or self.budget_window <= 0 or self.start_attempts < 1:
             raise ValueError(
                 "the longest back-off must be at least the first one, the budget's window positive, and "
                 f"there must be at least one attempt to start: {self}"
             )
 
+    @property
+    def wanted(self) -> int:
+        """Groups, within the bounds."""
+        return self.desired if self.max_groups is None else min(self.desired, self.max_groups)
+
 
 class GroupState(Enum):
+    PENDING = "pending"  # asked for, and waiting for a place to run
     RUNNING = "running"  # started, perhaps not ready yet, and not known to have ended
     DRAINING = "draining"  # running, and asked to leave
     DEAD = "dead"  # ended, however, and none of the following
@@ -92,12 +123,23 @@ class ObservedGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFailure:
+    """A group failed on ``node``; ``lost``: because of it, as far as can be seen."""
+
+    node: str
+    at: float
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """What there is: every group that was ever started, at most once each."""
 
     groups: tuple[ObservedGroup, ...] = ()
     committed: bool = False  # whether any step of this job was ever committed
     replacements: tuple[float, ...] = ()  # when incarnations after the first were started, in any order
+    node_failures: tuple[NodeFailure, ...] = ()  # in any order
+    below_min_since: float | None = None  # since when fewer than the minimum have run, if they do
 
     def __post_init__(self) -> None:
         times = Counter(g.group for g in self.groups)
@@ -115,8 +157,11 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    """Never two lives of a group: whoever carries it out makes sure first that the one before counts for nothing."""
+
     group: int
     incarnation: int
+    avoid: tuple[str, ...] = ()  # nodes, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +180,13 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspend:
+    """End whatever still runs, and start nothing before somebody resumes the job. ``reason`` is a sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """End whatever still runs, and the job, with this exit code; ask no more. ``reason`` is a sentence."""
 
@@ -142,7 +194,7 @@ class Finish:
     reason: str
 
 
-Action = Start | Kill | Drain | Finish
+Action = Start | Kill | Drain | Suspend | Finish
 
 
 # --- the plan -----------------------------------------------------------------------------------------------
@@ -176,6 +228,21 @@ def backoff(spec: PlanSpec, failures: int) -> float:
     return min(spec.backoff_max, spec.backoff_first * 2.0 ** min(failures - 2, 64))
 
 
+def avoided(spec: PlanSpec, failures: tuple[NodeFailure, ...], now: float) -> dict[str, float]:
+    """The nodes on which nothing should be started now, and until when."""
+    until: dict[str, float] = {}
+    for node in {failure.node for failure in failures}:
+        times = sorted(failure.at for failure in failures if failure.node == node)
+        ends = [failure.at + spec.lost_node_seconds for failure in failures if failure.node == node and failure.lost]
+        enough = spec.quarantine_failures - 1
+        for first, last in zip(times, times[enough:], strict=False):
+            if last - first <= spec.quarantine_window:
+                ends.append(last + spec.quarantine_seconds)
+        if ends and max(ends) > now:
+            until[node] = max(ends)
+    return until
+
+
 @dataclass(slots=True)
 class _Decision:
     actions: list[Action] = field(default_factory=list)
@@ -186,7 +253,12 @@ def _decide(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
     if _over(seen):
         return _conclude(spec, seen, now)
     end = _bad_input(seen) or _never_started(spec, seen) or _too_few(spec, seen, now)
-    return _Decision([end]) if end else _keep_alive(spec, seen, now)
+    if end:
+        return _Decision([end])
+    decision = _keep_alive(spec, seen, now)
+    if spec.below_min_limit is not None and seen.below_min_since is not None:
+        decision.due.append(seen.below_min_since + spec.below_min_limit)
+    return decision
 
 
 def _over(seen: Observed) -> list[ObservedGroup]:
@@ -198,7 +270,7 @@ def _over(seen: Observed) -> list[ObservedGroup]:
 
 def _conclude(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
     """Those who have left may be followed by the others, in peace; who can never get so far must not be waited for."""
-    running = seen.having(GroupState.RUNNING, GroupState.DRAINING)
+    running = seen.having(GroupState.PENDING, GroupState.RUNNING, GroupState.DRAINING)
     finished = seen.having(GroupState.FINISHED)
     if not running:
         if finished:
@@ -238,13 +310,14 @@ def _bad_input(seen: Observed) -> Finish | None:
     refused = seen.having(GroupState.REFUSED)
     if not refused:
         return None
-    if seen.committed and seen.having(GroupState.RUNNING, GroupState.DEAD, GroupState.DRAINING):
+    others = GroupState.PENDING, GroupState.RUNNING, GroupState.DEAD, GroupState.DRAINING
+    if seen.committed and seen.having(*others):
         return None  # the others can do with what this one refuses
     return Finish(EXIT_BAD_INPUT, refused[0].message or f"{refused[0]} says that its input is bad; see its log")
 
 
 def _never_started(spec: PlanSpec, seen: Observed) -> Finish | None:
-    tried = seen.having(GroupState.RUNNING, GroupState.DRAINING, GroupState.DEAD)
+    tried = seen.having(GroupState.PENDING, GroupState.RUNNING, GroupState.DRAINING, GroupState.DEAD)
     hopeless = all(g.state is GroupState.DEAD and g.quick_failures >= spec.start_attempts for g in tried)
     if seen.committed or not tried or not hopeless:
         return None
@@ -255,44 +328,52 @@ def _never_started(spec: PlanSpec, seen: Observed) -> Finish | None:
     )
 
 
-def _too_few(spec: PlanSpec, seen: Observed, now: float) -> Finish | None:
-    """The fewest groups that are enough are out of reach, now and for good."""
-    running, dead = seen.having(GroupState.RUNNING), seen.having(GroupState.DEAD)
+def _too_few(spec: PlanSpec, seen: Observed, now: float) -> Finish | Suspend | None:
+    """The fewest groups that are enough are out of reach, now and for good, or have been for too long."""
+    running, dead = seen.having(GroupState.RUNNING, GroupState.PENDING), seen.having(GroupState.DEAD)
     refused = seen.having(GroupState.REFUSED)
-    least = min(spec.min_groups, spec.desired)
-    fresh = max(0, spec.desired - len(running) - len(dead) - len(refused))
+    least = min(spec.min_groups, spec.wanted)
+    if spec.below_min_limit is not None:
+        since = seen.below_min_since
+        if since is None or now < since + spec.below_min_limit:
+            return None
+        at_work = len(seen.having(GroupState.RUNNING))
+        why = f"fewer than {least} groups have run for {now - since:.0f} s (now: {at_work})"
+        return Suspend(why) if spec.below_min is BelowMin.SUSPEND else Finish(EXIT_FAILED, why)
+    fresh = max(0, spec.wanted - len(running) - len(dead) - len(refused))
     spent = _budget_left(spec, seen, now) == 0
     if len(running) + fresh + (0 if spent else len(dead)) >= least:
         return None
-    why = []
+    causes = []
     if dead and spent:
         last = max(dead, key=lambda g: g.since)
-        why.append(
+        causes.append(
             f"the budget of {spec.budget} replacements in {spec.budget_window:g} s is used up "
             f"(the last failure: {_fate(last)})"
         )
     if refused:
-        why.append(f"{len(refused)} refused their input ({_fate(refused[0])})")
+        causes.append(f"{len(refused)} refused their input ({_fate(refused[0])})")
     return Finish(
         EXIT_FAILED,
-        f"groups that can run: {len(running) + fresh}, needed: {least}; {'; '.join(why)}",
+        f"groups that can run: {len(running) + fresh}, needed: {least}; {'; '.join(causes)}",
     )
 
 
 def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
     decision = _Decision()
     # With fewer wanted the dead are dropped first, which costs nothing (and they may be without budget to
-    # return), then the highest ids.
-    places = seen.having(GroupState.RUNNING) + seen.having(GroupState.DEAD)
-    staying, leaving = places[: spec.desired], places[spec.desired :]
+    # return), then those that only wait, then the highest ids.
+    places = [g for state in (GroupState.RUNNING, GroupState.PENDING, GroupState.DEAD) for g in seen.having(state)]
+    staying, leaving = places[: spec.wanted], places[spec.wanted :]
     decision.actions += [Drain(g.group) for g in leaving if not _needed(g, staying, seen)]
     left = _budget_left(spec, seen, now)
+    avoid = tuple(sorted(avoided(spec, seen.node_failures, now)))
     wish: list[Action] = []  # what costs budget, in the order in which it is given out
     for g in sorted(staying, key=lambda g: (g.since, g.group)):
         if g.state is GroupState.DEAD:
             due = g.since + backoff(spec, g.quick_failures)
             if now >= due:
-                wish.append(Start(g.group, g.incarnation + 1))
+                wish.append(Start(g.group, g.incarnation + 1, avoid))
             else:
                 decision.due.append(due)
     for g in staying:
@@ -308,7 +389,7 @@ def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
     recent = _recent(spec, seen, now)
     if len(wish) > left and recent:
         decision.due.append(min(recent) + spec.budget_window)
-    decision.actions += [Start(group, 0) for group in _new_groups(spec, seen)]
+    decision.actions += [Start(group, 0, avoid) for group in _new_groups(spec, seen)]
     return decision
 
 
@@ -329,10 +410,10 @@ def _new_groups(spec: PlanSpec, seen: Observed) -> list[int]:
     A group that was refused keeps its place (a new one would be given the same input), and one that is
     leaving keeps it until its devices are free.
     """
-    places = (GroupState.RUNNING, GroupState.DEAD, GroupState.REFUSED, GroupState.DRAINING)
-    missing = spec.desired - len(seen.having(*places))
+    kept = (s for s in GroupState if s not in (GroupState.FINISHED, GroupState.DRAINED))
+    missing = spec.wanted - len(seen.having(*kept))
     used = {g.group for g in seen.groups}
-    free = (group for group in range(len(used) + spec.desired) if group not in used)
+    free = (group for group in range(len(used) + spec.wanted) if group not in used)
     return [group for group, _ in zip(free, range(missing), strict=False)]
 
 

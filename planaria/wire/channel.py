@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -67,7 +68,13 @@ def split_address(address: str, what: str = "address") -> tuple[str, int]:
 
 
 def split_addresses(addresses: str, what: str = "--lighthouse") -> tuple[str, ...]:
-    """One or more of "host:port", separated by commas. UsageError if one is none, or is there twice."""
+    """One or more of "host:port", separated by commas, or "@FILE" that holds them. UsageError if one is none, or is
+    there twice, or the file cannot be read."""
+    if addresses.startswith("@"):
+        try:
+            return split_addresses(Path(addresses[1:]).read_text("utf-8").strip().removeprefix("@"), what)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{what} {addresses}: cannot read an address there ({error})") from None
     found = tuple(address.strip() for address in addresses.split(","))
     for address in found:
         split_address(address, what)

@@ -35,7 +35,7 @@ from planaria.core.told import Told
 from planaria.errors import UsageError
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
-from planaria.wire.channel import split_address
+from planaria.wire.channel import split_address, split_addresses
 from planaria.wire.control_pb2_grpc import LighthouseServicer, add_LighthouseServicer_to_server
 
 A, B = Member(0, 0), Member(1, 0)
@@ -147,6 +147,19 @@ async def test_a_lighthouse_that_comes_later(connect: Connect, tmp_path: Path) -
     await agent.note("link", "refused")  # why
     async with await serve(tmp_path / "db", address):
         await agent.order(Welcome)
+
+
+async def test_a_lighthouse_that_moved_is_found_by_the_file_that_says_where(connect: Connect, tmp_path: Path) -> None:
+    where = tmp_path / "address"
+    with pytest.raises(UsageError, match="cannot read an address there"):
+        split_addresses(f"@{where}")
+    async with await serve(tmp_path / "db") as server:
+        where.write_text(server.address + "\n")
+        agent = connect(f"@{where}")
+        await agent.order(Welcome)
+    async with await serve(tmp_path / "db") as server:
+        where.write_text(server.address + "\n")
+        assert (await agent.order(Welcome)).epoch == 2
 
 
 async def test_silence_is_told_again_and_again_with_its_reason(

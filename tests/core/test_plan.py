@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from planaria.core.plan import (
     Action,
+    BelowMin,
     Drain,
     Finish,
     GroupState,
     Kill,
+    NodeFailure,
     Observed,
     ObservedGroup,
     PlanSpec,
     Start,
+    Suspend,
+    avoided,
     backoff,
     next_wakeup,
     plan,
@@ -23,7 +28,8 @@ from planaria.core.plan import (
 )
 
 NOW = 1000.0
-RUNNING, DRAINING, DEAD = GroupState.RUNNING, GroupState.DRAINING, GroupState.DEAD
+PENDING, RUNNING = GroupState.PENDING, GroupState.RUNNING
+DRAINING, DEAD = GroupState.DRAINING, GroupState.DEAD
 FINISHED, REFUSED, DRAINED = GroupState.FINISHED, GroupState.REFUSED, GroupState.DRAINED
 
 
@@ -316,3 +322,54 @@ def test_bad_wishes_and_views_are_refused() -> None:
         PlanSpec(1, backoff_first=5.0, backoff_max=1.0)
     with pytest.raises(ValueError, match="group 3 was observed 2 times"):
         seen(group(3), group(3, DEAD))
+
+
+# --- on a cluster: waiting for a place, nodes to avoid, too few for too long ---------------------------------
+
+
+def test_who_waits_for_a_place_is_dropped_before_a_running_group_leaves() -> None:
+    view = seen(group(0, PENDING), group(1), group(2), group(3, DEAD, since=NOW))
+    assert plan(spec(3), view, NOW) == [Drain(3)]
+    assert plan(spec(2), view, NOW) == [Drain(0), Drain(3)]
+    assert plan(spec(5), view, NOW) == [Start(3, 1), Start(4, 0)], "who waits has a place"
+
+
+def test_no_more_groups_than_the_maximum_whoever_wants_them() -> None:
+    assert plan(spec(9, max_groups=2), Observed(), NOW) == [Start(0, 0), Start(1, 0)]
+    assert plan(spec(9, max_groups=1), seen(group(0), group(1)), NOW) == [Drain(1)]
+
+
+def test_a_node_is_avoided_after_some_failures_within_the_window_and_for_a_time() -> None:
+    asked = spec(2, quarantine_failures=3, quarantine_window=100.0, quarantine_seconds=1000.0)
+    failures = (NodeFailure("n1", NOW - 90), NodeFailure("n1", NOW - 50), NodeFailure("n2", NOW - 40))
+    view = replace(seen(group(0), group(1, DEAD, since=NOW)), node_failures=failures)
+    assert plan(asked, view, NOW) == [Start(1, 1)]
+    view = replace(view, node_failures=(*failures, NodeFailure("n1", NOW)))
+    assert plan(asked, view, NOW) == [Start(1, 1, ("n1",))]
+    assert avoided(asked, view.node_failures, NOW) == {"n1": NOW + 1000}
+    assert plan(asked, view, NOW + 1000) == [Start(1, 1)]
+    slow = tuple(NodeFailure("n1", NOW - 101 * i) for i in range(9))
+    assert avoided(asked, slow, NOW) == {}, "never three within the window"
+
+
+def test_a_node_that_was_lost_is_avoided_at_once() -> None:
+    view = replace(seen(group(0)), node_failures=(NodeFailure("n3", NOW, lost=True),))
+    assert plan(spec(2, lost_node_seconds=600.0), view, NOW + 599) == [Start(1, 0, ("n3",))]
+    assert plan(spec(2, lost_node_seconds=600.0), view, NOW + 600) == [Start(1, 0)]
+
+
+@pytest.mark.parametrize("below_min", list(BelowMin))
+def test_with_too_few_for_too_long_the_job_ends_or_makes_room(below_min: BelowMin) -> None:
+    asked = spec(3, min_groups=2, budget=0, below_min_limit=60.0, below_min=below_min)
+    view = replace(seen(group(0), group(1, PENDING), group(2, DEAD, since=NOW)), below_min_since=NOW)
+    assert plan(asked, view, NOW + 59) == [], "although the budget is used up: it comes back"
+    assert next_wakeup(asked, view, NOW + 59) == NOW + 60
+    (end,) = plan(asked, view, NOW + 60)
+    assert isinstance(end, Suspend if below_min is BelowMin.SUSPEND else Finish)
+    assert "fewer than 2 groups have run for 60 s (now: 1)" in end.reason
+    assert plan(asked, replace(view, below_min_since=None), NOW + 600) == []
+
+
+def test_who_still_waits_for_a_place_when_the_job_is_complete_is_cancelled() -> None:
+    view = seen(group(0, FINISHED, since=NOW, done=True), group(1, PENDING))
+    assert [type(action) for action in plan(spec(2), view, NOW)] == [Kill]

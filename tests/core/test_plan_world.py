@@ -25,7 +25,8 @@ from planaria.core.plan import (
 )
 
 quick = settings(max_examples=60, deadline=None)  # no deadline: the machine may be busy
-RUNNING, DRAINING, DEAD = GroupState.RUNNING, GroupState.DRAINING, GroupState.DEAD
+PENDING, RUNNING = GroupState.PENDING, GroupState.RUNNING
+DRAINING, DEAD = GroupState.DRAINING, GroupState.DEAD
 FINISHED, REFUSED, DRAINED = GroupState.FINISHED, GroupState.REFUSED, GroupState.DRAINED
 
 
@@ -36,6 +37,7 @@ class World:
     spec: PlanSpec
     now: float = 0.0
     view: Observed = field(default_factory=Observed)
+    queues: bool = False  # a group that is started waits for a place first
     born: dict[int, float] = field(default_factory=dict)
     ended: Finish | None = None
 
@@ -47,7 +49,7 @@ class World:
         self.view = replace(self.view, groups=(*others, new))
 
     def live(self) -> list[ObservedGroup]:
-        return self.view.having(RUNNING, DRAINING)
+        return self.view.having(PENDING, RUNNING, DRAINING)
 
     def act(self) -> None:
         """Carry out the plan until it asks for nothing more."""
@@ -69,17 +71,17 @@ class World:
                 self.die(id, -9)
             case Drain(id):
                 old = self.get(id)
-                assert old is not None and old.state in (RUNNING, DEAD)
+                assert old is not None and old.state in (RUNNING, PENDING, DEAD)
                 running = [g.group for g in self.view.having(RUNNING)]
                 if old.state is RUNNING:
                     assert id in running[self.spec.desired :], "the highest ids leave"
                 else:
-                    assert len(running) + len(self.view.having(DEAD)) > self.spec.desired
+                    assert len(self.view.having(RUNNING, PENDING, DEAD)) > self.spec.desired
                 self.put(replace(old, state=DRAINING if old.state is RUNNING else DRAINED))
             case Finish(exit_code):
                 if exit_code == 1 and not any(g.done for g in self.view.groups) and self.view.committed:
                     least = min(self.spec.min_groups, self.spec.desired)
-                    assert len(self.view.having(RUNNING)) < least, "with enough groups a job goes on"
+                    assert len(self.view.having(RUNNING, PENDING)) < least, "with enough groups a job goes on"
                 self.ended = action
 
     def start(self, id: int, incarnation: int) -> None:
@@ -94,9 +96,9 @@ class World:
             window = [t for t in self.view.replacements if t > self.now - self.spec.budget_window]
             assert len(window) <= self.spec.budget
         # One that is leaving takes the place of a new group, but not of one that gets its own place back.
-        count = len(self.live() if old is None else self.view.having(RUNNING))
+        count = len(self.live() if old is None else self.view.having(RUNNING, PENDING))
         assert count < self.spec.desired, "never more groups than wanted"
-        self.put(ObservedGroup(id, incarnation, RUNNING))
+        self.put(ObservedGroup(id, incarnation, PENDING if self.queues else RUNNING))
         self.born[id] = self.now
 
     def die(self, id: int, exit_code: int, leaves: bool = False) -> None:
@@ -137,12 +139,14 @@ class World:
             self.die(old.group, {"killed": -9, "failed": 1, "refused": 2, "left": 0}[event])
         elif event == "leaves" and old.settled:
             self.die(old.group, 0, leaves=True)
-        elif event == "settles":
+        elif event == "gets a place" and old.state is PENDING:
+            self.put(replace(old, state=RUNNING))
+        elif event == "settles" and old.state is not PENDING:
             self.view = replace(self.view, committed=True)
             self.put(replace(old, settled=True))
         elif event == "done" and old.settled:
             self.put(replace(old, done=True))
-        elif event == "suspected":
+        elif event == "suspected" and old.state is not PENDING:
             self.put(replace(old, suspected_since=None if old.suspected_since else self.now))
 
     def wake(self) -> None:
@@ -176,7 +180,7 @@ EVENTS = [
     "settles",
     "done",
 ]
-EVENTS += ["suspected", "killed", "failed", "leaves", "a step"]
+EVENTS += ["suspected", "killed", "failed", "leaves", "a step", "gets a place", "gets a place"]
 SPECS = st.builds(
     PlanSpec,
     desired=st.integers(1, 5),
@@ -189,9 +193,9 @@ LIFE = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 20)), max_size
 
 
 @quick
-@given(SPECS, LIFE)
-def test_whatever_happens_the_rules_hold(asked: PlanSpec, life: list[tuple[str, int]]) -> None:
-    world = World(asked)
+@given(SPECS, LIFE, st.booleans())
+def test_whatever_happens_the_rules_hold(asked: PlanSpec, life: list[tuple[str, int]], queues: bool) -> None:
+    world = World(asked, queues=queues)
     world.act()
     assert len(world.live()) == asked.desired
     for event, pick in life:
@@ -202,11 +206,11 @@ def test_whatever_happens_the_rules_hold(asked: PlanSpec, life: list[tuple[str, 
 
 
 @quick
-@given(SPECS, LIFE)
+@given(SPECS, LIFE, st.booleans())
 def test_once_nothing_more_happens_all_groups_run_again_or_the_job_ends(
-    asked: PlanSpec, life: list[tuple[str, int]]
+    asked: PlanSpec, life: list[tuple[str, int]], queues: bool
 ) -> None:
-    world = World(replace(asked, budget=1000))
+    world = World(replace(asked, budget=1000), queues=queues)
     world.act()
     for event, pick in life:
         world.happen(event, pick)
@@ -215,7 +219,8 @@ def test_once_nothing_more_happens_all_groups_run_again_or_the_job_ends(
             return
     for _ in range(50):
         for old in world.live():
-            world.put(replace(old, settled=True, suspected_since=None))
+            state = RUNNING if old.state is PENDING else old.state
+            world.put(replace(old, state=state, settled=True, suspected_since=None))
             if old.state is DRAINING:
                 world.die(old.group, 0)
         world.others_go_on()

@@ -157,13 +157,13 @@ class Run:
         return "\n".join([output, *texts])
 
 
-def alone(directory: Path, *args: str, shards: int = 6, reduction: str = "tree") -> str:
+def alone(directory: Path, *args: str, shards: int = 6, reduction: str = "tree", patience: float = PATIENCE) -> str:
     """The digest of the same script run by itself: the quiet reference."""
     directory.mkdir(parents=True, exist_ok=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith("PLANARIA_")}
     env |= {"PLANARIA_DIR": str(directory), "PLANARIA_SHARDS": str(shards), "OMP_NUM_THREADS": "1"}
     env["PLANARIA_REDUCTION"] = reduction
     command = Script(TRAIN, args).command()
-    done = subprocess.run(command, env=with_home(env), capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, env=with_home(env), capture_output=True, text=True, timeout=patience)
     assert done.returncode == 0, done.stderr
     return str(json.loads((directory / "result.json").read_text())["digest"])

@@ -1,0 +1,131 @@
+"""The operator: watches what there is in a namespace, and keeps every job of it by a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from planaria.engines.kubernetes import crd
+from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, NODES, PODS, SERVICES, Api, ApiError, Object
+from planaria.engines.kubernetes.cache import Cache
+from planaria.engines.kubernetes.keeper import JobKeeper
+from planaria.engines.kubernetes.lending import Lending, change, party
+from planaria.engines.kubernetes.observe import Seen
+from planaria.engines.kubernetes.resources import JOB
+from planaria.errors import UsageError
+
+log = logging.getLogger("planaria.operator")
+
+# A pod that finds no room is in nobody's way for a moment.
+_LEND_SECONDS = 2.0
+
+
+class Controller:
+    """``run`` it until it is cancelled: then it lets go of everything, and what it has made goes on without it.
+
+    ``nodes``: watch nodes too, so that groups leave those that are cordoned, and those of lost ones are replaced before
+    Kubernetes gives their pods up."""
+
+    def __init__(self, api: Api, namespace: str, nodes: bool) -> None:
+        self._api, self._namespace = api, namespace
+        self._jobs = Cache(api, JOBS, namespace, lambda job: self._wake(job["metadata"]["name"]))
+        self._pods = Cache(api, PODS, namespace, self._changed, JOB)
+        self._deployments = Cache(api, DEPLOYMENTS, namespace, self._changed, JOB)
+        self._services = Cache(api, SERVICES, namespace, self._changed, JOB)
+        self._nodes = Cache(api, NODES, "", self._node_changed) if nodes else None
+        self._marks: dict[str, tuple[bool, bool]] = {}  # of nodes: cordoned, lost
+        self._keepers: dict[str, tuple[JobKeeper, asyncio.Task[None]]] = {}
+
+    async def run(self) -> None:
+        caches = [self._jobs, self._pods, self._deployments, self._services]
+        async with asyncio.TaskGroup() as group:
+            for cache in caches:
+                group.create_task(cache.run())
+            if self._nodes is not None:  # it may not be allowed to see them, and can do without
+                group.create_task(self._nodes.run())
+            for cache in caches:
+                # Half a view is none: pods that are not known yet would be made again.
+                await cache.filled.wait()
+            log.info("watching namespace %s", self._namespace)
+            self._start = group.create_task
+            for name in list(self._jobs.objects):
+                self._wake(name)
+            group.create_task(self._lend())
+
+    _start: Callable[..., asyncio.Task[None]] | None = None
+
+    def _wake(self, name: str) -> None:
+        if self._start is None:
+            return
+        if name not in self._jobs.objects:
+            if name in self._keepers:
+                self._keepers.pop(name)[1].cancel()
+            return
+        if name not in self._keepers:
+            keeper = JobKeeper(self._api, self._jobs, self._pods, self._namespace, name, self._see)
+            self._keepers[name] = (keeper, self._start(keeper.run()))
+        self._keepers[name][0].wake()
+
+    async def _lend(self) -> None:
+        """Make room for those that wait."""
+        lending = Lending()
+        while True:
+            parties = []
+            for name, job in self._jobs.objects.items():
+                with suppress(UsageError):
+                    wanted = crd.read(job)
+                    pods = self._see(name, wanted.uid).pods_of("trainer")
+                    parties.append(party(name, job, wanted.desired, wanted.least, wanted.shrinks, pods))
+            for name, to in lending.decide(parties, time.monotonic()).items():
+                try:
+                    await self._api.patch(JOBS, self._namespace, name, change(self._jobs.objects[name], to))
+                    log.info("%s lends groups: %s", name, to or "none any more")
+                except (ApiError, KeyError) as error:
+                    log.warning("%s: what it lends could not be changed: %s", name, error)
+            await asyncio.sleep(_LEND_SECONDS)
+
+    def _changed(self, item: Object) -> None:
+        if name := (item["metadata"].get("labels") or {}).get(JOB):
+            self._wake(name)
+
+    def _node_changed(self, node: Object) -> None:
+        assert self._nodes is not None
+        name = node["metadata"]["name"]
+        marks = (_cordoned(node), _lost(node)) if name in self._nodes.objects else (False, True)
+        if self._marks.get(name, (False, False)) != marks:  # heartbeats are changes too
+            self._marks[name] = marks
+            for keeper, _ in self._keepers.values():
+                keeper.wake()
+
+    def _see(self, job: str, uid: str) -> Seen:
+        def ours(cache: Cache) -> list[Object]:
+            found = [o for o in cache.objects.values() if (o["metadata"].get("labels") or {}).get(JOB) == job]
+            # Of a job of this name that was deleted something may be left; pods of lighthouses are a ReplicaSet's.
+            return [o for o in found if _kin(o) in ("ReplicaSet", uid)]
+
+        return Seen(
+            pods=tuple(ours(self._pods)),
+            deployment=next(iter(ours(self._deployments)), None),
+            services={service["metadata"]["name"]: service for service in ours(self._services)},
+            cordoned=frozenset(name for name, (cordoned, _) in self._marks.items() if cordoned),
+            lost=frozenset(name for name, (_, lost) in self._marks.items() if lost),
+        )
+
+
+def _kin(item: Object) -> str:
+    """The uid of the job that owns it, or what kind of thing does."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    owner: Object = next((o for o in owners if o.get("controller")), {})
+    return str(owner.get("uid") if owner.get("kind") == JOBS.kind else owner.get("kind"))
+
+
+def _cordoned(node: Object) -> bool:
+    return bool(node["spec"].get("unschedulable"))
+
+
+def _lost(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "Unknown" for c in conditions)

@@ -1,0 +1,37 @@
+"""A keeper's memory in a file, so that one that is started again takes nothing for new."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from planaria.core.plan import GroupState, NodeFailure
+from planaria.engines.keeper import Life, Memory
+from planaria.errors import UsageError
+
+
+def read(path: Path) -> Memory:
+    """Empty if there is none. UsageError if it cannot be one."""
+    try:
+        found = json.loads(path.read_text())
+        lives = {
+            int(group): Life(**{**life, "state": GroupState(life["state"])}) for group, life in found["lives"].items()
+        }
+        for life in lives.values():
+            life.nodes = tuple(life.nodes)
+        failures = [NodeFailure(**failure) for failure in found["node_failures"]]
+        return Memory(**{**found, "lives": lives, "node_failures": failures})
+    except FileNotFoundError:
+        return Memory()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is not what a supervisor remembers ({error}); give another --log-dir") from None
+
+
+def write(path: Path, memory: Memory) -> str:
+    """Whole or not at all. Returns what was written. Raises OSError."""
+    text = json.dumps(asdict(memory), default=lambda state: state.value)
+    draft = path.with_name(path.name + ".partial")
+    draft.write_text(text)
+    draft.rename(path)
+    return text

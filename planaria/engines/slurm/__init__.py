@@ -1,0 +1,1 @@
+"""Groups as jobs of Slurm, or as the steps of one."""

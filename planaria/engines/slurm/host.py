@@ -1,0 +1,79 @@
+"""Groups as jobs of Slurm: one for every life of a group, found again by its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from planaria.core.exits import EXIT_BAD_INPUT
+from planaria.engines.keeper import Hosted, HostState
+from planaria.engines.slurm import commands, scripts
+from planaria.engines.slurm.commands import NoNodes
+from planaria.engines.slurm.scripts import Template
+
+# How often the controller is asked while nothing happens: sites ask for no more than twice a minute. What calls for
+# haste is heard from the lighthouse within a second. While a job waits, begins or ends it is asked more often.
+CALM_SECONDS = 30.0
+BUSY_SECONDS = (1.0, 10.0)
+
+
+class SlurmHost:
+    """A `GroupHost`. ``note`` is told (kind, sentence, group)."""
+
+    def __init__(self, template: Template, note: Callable[[str, str, int], None]) -> None:
+        self._template, self._note = template, note
+        self._seen: tuple[Hosted, ...] = ()
+        self._pause = BUSY_SECONDS[0]
+        self._said: dict[tuple[int, int], str] = {}  # by agents, at the end of lives
+        self._asked = False  # `changed` said so
+
+    async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
+        name = scripts.name_of(self._template.run, group, incarnation)
+        if any(job.name == name for job in await commands.jobs()):
+            return  # it was taken although sbatch did not say so
+        scripts.directory_of(self._template.directory, group, incarnation).mkdir(parents=True, exist_ok=True)
+        try:
+            await commands.submit(scripts.render(self._template, group, incarnation, avoid))
+        except NoNodes:
+            if not avoid:
+                raise
+            self._note("avoid", f"there is no node for group {group} but {', '.join(sorted(avoid))}", group)
+            await commands.submit(scripts.render(self._template, group, incarnation))
+        self._pause = BUSY_SECONDS[0]
+
+    async def delete(self, group: int, incarnation: int) -> None:
+        name = scripts.name_of(self._template.run, group, incarnation)
+        ids = [job.id for job in await commands.jobs() if job.name == name and job.state is not HostState.ENDED]
+        if ids:
+            await commands.cancel(*ids)
+        self._pause = BUSY_SECONDS[0]
+
+    async def list(self) -> Sequence[Hosted]:
+        found: dict[tuple[int, int], commands.SlurmJob] = {}
+        for job in await commands.jobs():
+            life = scripts.life_in(job.name, self._template.run)
+            # A job of an earlier run of the same name may still be shown: the newest counts.
+            if life is not None and (life not in found or int(job.id) > int(found[life].id)):
+                found[life] = job
+        hosted = tuple(
+            Hosted(*life, job.state, job.nodes, job.exit_code, job.since, self._why(life, job), job.lost)
+            for life, job in sorted(found.items())
+        )
+        # Whoever looks before it is time has heard of something that Slurm may be slow to see.
+        if hosted != self._seen or not self._asked:
+            self._seen, self._pause = hosted, BUSY_SECONDS[0]
+        self._asked = False
+        return hosted
+
+    def _why(self, life: tuple[int, int], job: commands.SlurmJob) -> str:
+        if job.state is not HostState.ENDED:
+            return job.reason
+        if life not in self._said and (said := scripts.last_words(self._template.directory, *life)) is not None:
+            self._said[life] = said[1]
+        own = self._said.get(life, "")
+        return own if own and job.exit_code == EXIT_BAD_INPUT else ": ".join(filter(None, (job.reason, own)))
+
+    async def changed(self) -> None:
+        waits = any(each.state is HostState.PENDING for each in self._seen)
+        await asyncio.sleep(self._pause if waits or self._pause < BUSY_SECONDS[1] else CALM_SECONDS)
+        self._pause, self._asked = min(2 * self._pause, BUSY_SECONDS[1]), True

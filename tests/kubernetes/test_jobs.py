@@ -1,0 +1,236 @@
+"""Whole jobs in a real control plane: real API server, scheduler and controller manager; pods are processes.
+
+Each test is one job to which several things happen, for starting one takes longest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, NODES, PODS
+from tests.kubernetes.cluster import PATIENCE, ROOT, STEPS, TRAIN, Space
+
+pytestmark = pytest.mark.k8s
+
+
+@pytest.fixture(scope="session")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the same training, run by itself."""
+    directory = tmp_path_factory.mktemp("quiet")
+    environ = {**os.environ, "PLANARIA_DIR": str(directory), "PLANARIA_SHARDS": "6", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(TRAIN), "--steps", str(STEPS)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return str(json.loads((directory / "result.json").read_text())["digest"])
+
+
+def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> None:
+    """A rank, a pod and a node are lost, the operator and the lighthouses are rolled, the job goes 3 -> 2 -> 4."""
+    cluster = space.cluster
+    space.job("train", groups=3)
+    status = space.at_work("train", 3)
+
+    # A rank: its agent is faster than anybody could be from outside.
+    pod = space.pod_of("train", 1)
+    assert pod is not None
+    agent = cluster.kubelet.process(pod["metadata"]["name"])
+    os.kill(_rank_of(agent), signal.SIGKILL)
+    space.until(lambda: "i1" in _lives(space, "train", 1), "a second life of group 1")
+    status = space.at_work("train", 3, status["step"])
+    assert status["replaced"] == 0
+
+    # A pod, with its agent.
+    os.kill(agent, signal.SIGKILL)
+    space.until(lambda: space.status("train")["replaced"] == 1, "the replacement of group 1")
+    status = space.at_work("train", 3, status["step"])
+
+    # The operator is away, and a pod dies: the others train on, and the next operator finds it.
+    space.operators[0].terminate()
+    space.operators[0].wait()
+    pod = space.pod_of("train", 2)
+    assert pod is not None
+    os.kill(cluster.kubelet.process(pod["metadata"]["name"]), signal.SIGKILL)
+    space.operate()
+    space.until(lambda: space.status("train")["replaced"] == 2, "the replacement of group 2")
+    status = space.at_work("train", 3, status["step"])
+
+    # Both lighthouses, one after the other, as any Deployment is rolled.
+    note = {"planaria-test/restarted": "1"}
+    change = {"spec": {"template": {"metadata": {"annotations": note}}}}
+    before = {p["metadata"]["uid"] for p in space.pods("planaria.dev/role=lighthouse")}
+    cluster.merge(DEPLOYMENTS.path(space.name, "train-lighthouse"), change)
+    space.until(
+        lambda: not before & {p["metadata"]["uid"] for p in space.pods("planaria.dev/role=lighthouse")},
+        "new lighthouses",
+    )
+    status = space.at_work("train", 3, status["step"])
+
+    # Fewer and more, by kubectl's own verb.
+    _scale(space, "train", 2)
+    status = space.at_work("train", 2, status["step"])
+    space.until(lambda: len(space.pods("planaria.dev/role=trainer")) == 2, "the third group's pod to be gone")
+    _scale(space, "train", 4)
+    status = space.at_work("train", 4, status["step"])
+    assert status["replaced"] == 2
+
+    # A node, of which Kubernetes will know nothing for a long time.
+    victim = next(g for g in range(8, 0, -1) if space.pod_of("train", g) is not None)
+    pod = space.pod_of("train", victim)
+    assert pod is not None
+    cluster.kubelet.lose_pod(pod["metadata"]["name"])
+    space.until(lambda: space.status("train")["replaced"] == 3, "the replacement of what was on the lost node")
+    status = space.at_work("train", 4, status["step"])
+    assert space.events("GroupGivenUp")
+    space.release.touch()
+    status = space.phase("train", "Complete")
+    assert status["step"] == STEPS
+    assert space.digests("train") == {quiet}
+    space.until(lambda: not space.pods("planaria.dev/role=lighthouse"), "the lighthouses to be gone")
+    cluster.call("DELETE", JOBS.path(space.name, "train"))
+    space.until(lambda: not space.pods(), "all that was made for the job to be gone")
+
+
+def test_cordons_and_evictions_move_groups_and_a_suspended_job_goes_on_from_its_checkpoint(
+    space: Space, quiet: str
+) -> None:
+    cluster = space.cluster
+    kept = space.directory / "checkpoints"
+    body = space.job("train", groups=2, submit=False)
+    container = body["spec"]["template"]["spec"]["containers"][0]
+    container["args"] = ["--checkpoint", str(kept), "--checkpoint-every", "50", *container["args"]]
+    cluster.call("POST", JOBS.path(space.name), body)
+    status = space.at_work("train", 2)
+    pod = space.pod_of("train", 1)
+    assert pod is not None
+    node = pod["spec"]["nodeName"]
+    other = space.pod_of("train", 0)
+    assert other is not None
+    cluster.merge(NODES.path("", node), {"spec": {"unschedulable": True}})
+    try:
+        moved = 1 if other["spec"]["nodeName"] != node else None
+        if moved is None:  # both were there: neither may leave, for nobody else holds the state
+            assert not space.events("GroupMoves")
+        else:
+            space.until(lambda: (p := space.pod_of("train", 1)) and p["spec"]["nodeName"] != node, "group 1 elsewhere")
+            assert space.events("GroupMoves")
+            status = space.at_work("train", 2, status["step"])
+    finally:
+        cluster.merge(NODES.path("", node), {"spec": {"unschedulable": None}})
+    # Somebody deletes a pod, as evictions and pre-emptions do: its group leaves in order.
+    pod = space.pod_of("train", 0)
+    assert pod is not None
+    name = pod["metadata"]["name"]
+    cluster.call("DELETE", PODS.path(space.name, name))
+    space.until(lambda: (p := space.pod_of("train", 0)) and p["metadata"]["name"] != name, "another pod of group 0")
+    status = space.at_work("train", 2, status["step"])
+    assert "leave after the next commit" in cluster.kubelet.log(name) or status["step"] > 0
+    space.change("train", {"suspend": True})
+    space.phase("train", "Suspended")
+    assert not space.pods("planaria.dev/role=trainer")
+    space.change("train", {"suspend": False})
+    space.at_work("train", 2, 0)
+    space.release.touch()
+    space.phase("train", "Complete")
+    assert space.digests("train") == {quiet}
+
+
+def test_bad_jobs_say_what_is_wrong_and_stop(space: Space) -> None:
+    cluster = space.cluster
+    space.job("invalid", groups=7)  # of 6 shards
+    found = space.phase("invalid", "Invalid")
+    assert "7" in found["message"] and not space.pods("planaria.dev/job=invalid")
+    assert space.events("InvalidSpec")
+    space.change("invalid", {"suspend": True, "replicaGroups": {"desired": 2}})  # put right
+    space.phase("invalid", "Suspended")
+
+    body = space.job("dies", groups=1, submit=False)
+    body["spec"]["template"]["spec"]["containers"][0]["command"] = [sys.executable, "-c", "exit('no such model')"]
+    body["spec"]["restartBackoffSeconds"] = 0.1
+    cluster.call("POST", JOBS.path(space.name), body)
+    failed = space.phase("dies", "Failed")
+    assert "no such model" in failed["message"] and "3 attempts" in failed["message"]
+
+    # What no node has room for, and what a quota forbids.
+    quota = {"metadata": {"name": "one"}, "spec": {"hard": {"requests.cpu": "1"}}}
+    body = space.job("large", groups=2, submit=False)
+    body["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "99"}}
+    cluster.call("POST", JOBS.path(space.name), body)
+    space.until(lambda: "Insufficient cpu" in space.status("large").get("message", ""), "a sentence about room")
+    cluster.call("POST", f"/api/v1/namespaces/{space.name}/resourcequotas", quota)
+    space.until(lambda: _hard(space), "the quota to count")
+    space.change("large", {"replicaGroups": {"desired": 3}})
+    space.until(lambda: "exceeded quota" in space.status("large").get("message", ""), "a sentence about the quota")
+    assert space.operators[0].poll() is None
+
+
+def test_of_two_operators_one_works(space: Space) -> None:
+    path, log = LEASES.path(space.name, "planaria-operator"), space.cluster.directory / f"{space.name}-operator.log"
+
+    def holder() -> str:
+        return str((space.cluster.try_call("GET", path) or {}).get("spec", {}).get("holderIdentity", ""))
+
+    first = space.until(holder, "an operator that works")
+    second = space.operate()
+    space.until(lambda: "standing by" in log.read_text(), "an operator that stands by")
+    space.operators[0].kill()
+    space.until(lambda: holder() not in ("", first), "the other operator to work")
+    space.job("none", groups=1, suspend=True)
+    space.phase("none", "Suspended")
+    assert second.poll() is None
+
+
+def test_submitting_from_the_command_line_ends_with_the_jobs_own_code(space: Space) -> None:
+    template = space.directory / "pod.yaml"
+    body = space.job("unused", groups=1, submit=False)
+    spec = body["spec"]["template"]["spec"]
+    container = spec["containers"][0]
+    script = container.pop("args")[1:]
+    template.write_text(json.dumps({"spec": spec}))
+    admin = space.directory / "admin"
+    space.cluster.write_kubeconfig(admin, space.name)
+    command = [sys.executable, "-m", "planaria", "run", "--engine", "k8s", "--kubeconfig", str(admin)]
+    command += ["--pod-template", str(template), "--job", "sent", "--groups", "1", "--shards", "6", *script]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    space.release.touch()
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr + space.story()
+    assert "all steps are committed" in done.stderr
+
+
+def _scale(space: Space, name: str, groups: int) -> None:
+    path = JOBS.path(space.name, name, "scale")
+    space.cluster.merge(path, {"spec": {"replicas": groups}})
+
+
+def _hard(space: Space) -> bool:
+    found = space.cluster.call("GET", f"/api/v1/namespaces/{space.name}/resourcequotas/one")
+    return "requests.cpu" in found.get("status", {}).get("used", {})
+
+
+def _rank_of(agent: int) -> int:
+    """The pid of the training process, a child of the agent's forkserver."""
+    import psutil
+
+    ranks = [p for p in psutil.Process(agent).children(recursive=True) if not p.children()]
+    with_rank = [p for p in ranks if "PLANARIA_DIR" in _environ(p) or p.num_threads() > 1]
+    return max(with_rank or ranks, key=lambda p: p.create_time()).pid
+
+
+def _environ(process: object) -> dict[str, str]:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def _lives(space: Space, name: str, group: int) -> set[str]:
+    found = space.cluster.directory.glob(f"pods/{name}-rg{group}-*/planaria-logs/{name}/rg{group}/i*")
+    return {path.name for path in found}

@@ -1,0 +1,225 @@
+"""The operator's decisions, without a cluster: what holds whatever happens, and what each thing leads to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.engines.kubernetes import crd
+from planaria.engines.kubernetes.observe import Memory
+from planaria.engines.kubernetes.reconcile import Create, Delete, Evict, Tell, decide
+from planaria.engines.kubernetes.resources import lighthouse, pod
+from planaria.engines.kubernetes.status import MOST_GROUPS, invalid, same, status_of
+from planaria.errors import UsageError
+from tests.kubernetes.world import World, job
+
+KINDS = ["exit", "leave", "kill", "lose", "delete", "scale", "silent", "heard", "run", "wait", "restart"]
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.integers(0, 20),
+    ),
+    max_size=40,
+)
+
+
+def happen(world: World, what: str, number: int) -> None:
+    running = sorted(world.running())
+    name = running[number % len(running)] if running else ""
+    match what:
+        case "exit" if name:
+            world.exit(name, 1)
+        case "leave" if name:
+            world.exit(name, 75)
+        case "kill" if len(running) > 1:
+            world.exit(name, 137)
+        case "lose" if len(running) > 1:
+            world.lost.add(name)
+        case "delete" if name:
+            world.pods[name]["metadata"]["deletionTimestamp"] = "now"
+        case "scale":
+            world.body["spec"]["replicaGroups"] = {"desired": number % 6 + 1}
+        case "silent":
+            world.answers = False
+        case "heard":
+            world.answers = True
+        case "run":
+            world.run()
+        case "wait":
+            world.now += number
+        case "restart":  # of the operator: it knows what the status says
+            seen = world.seen()
+            groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
+            world.memory = Memory.of(status_of(world.wanted, seen, world.memory, groups, "", 0, {}))
+
+
+@settings(max_examples=60)
+@given(EVENTS)
+def test_never_two_lives_and_in_the_end_as_many_as_wanted(events: list[tuple[str, int]]) -> None:
+    world = World(job(3, maxReplacements=1000))
+    for what, number in events:
+        world.look()
+        happen(world, what, number)
+        assert all(len(set(lives)) == 1 for lives in world.living().values()), world.living()
+    world.answers = True
+    world.settle()
+    assert world.memory.outcome is None
+    assert len(world.running()) == world.body["spec"]["replicaGroups"]["desired"]
+    assert len(world.living()) == len(world.running())
+    # At rest there is nothing to do, however often it is looked at.
+    again = decide(world.wanted, world.seen(), world.memory, world.now)
+    assert again.operations == []
+
+
+def test_a_lost_node_is_evicted_first_and_then_replaced() -> None:
+    world = World(job(3))
+    world.settle(3)
+    world.noticed = False
+    world.lost.add("j-rg1-0")
+    kinds = []
+    for _ in range(6):
+        kinds += [type(o).__name__ for o in world.look().operations]
+        world.now += 2.0
+    assert kinds.index("Evict") < kinds.index("Create") and kinds.count("Create") == 1
+    assert "j-rg1-1" in world.pods
+
+
+def test_nothing_is_replaced_whose_end_nobody_can_be_told_of() -> None:
+    world = World(job(3))
+    world.settle(3)
+    world.noticed = False
+    world.lost.add("j-rg1-0")
+    world.answers = False
+    world.settle(5)
+    assert set(world.pods) == {"j-rg0-0", "j-rg1-0", "j-rg2-0"}
+
+
+def test_a_group_that_starts_slowly_is_not_taken_for_lost() -> None:
+    """What the lighthouse says may be of the attempt before."""
+    world = World(job(2))
+    world.settle(3)
+    world.exit("j-rg1-0", 1)
+    world.look()
+    world.pods["j-rg1-1"]["status"]["phase"] = "Running"
+    status = world.status
+    old = status()
+    dead = [g for g in old.groups if g.member.group == 0]
+    world.status = lambda: old.__class__(**{**_fields(old), "groups": tuple(dead)})  # type: ignore[method-assign]
+    for _ in range(10):
+        world.look()
+        world.now += 5.0
+    assert sorted(world.pods) == ["j-rg0-0", "j-rg1-0", "j-rg1-1"]
+
+
+def _fields(status: Any) -> dict[str, Any]:
+    return {name: getattr(status, name) for name in status.__slots__}
+
+
+def test_an_image_that_dies_at_once_ends_the_job() -> None:
+    world = World(job(2))
+    starts = 0
+    for _ in range(200):
+        starts += sum(isinstance(o, Create) and o.group >= 0 for o in world.look().operations)
+        for name in [n for n, p in world.pods.items() if p["status"]["phase"] == "Pending"]:
+            world.exit(name, 1)
+        world.now += 1.0
+    assert world.memory.outcome is not None and world.memory.outcome[0] == 1
+    assert "3 attempts" in world.memory.outcome[1] and "ended with 1" in world.memory.outcome[1]
+    assert starts == 6
+
+
+def test_done_means_that_all_ends_but_the_logs() -> None:
+    world = World(job(2))
+    world.settle(3)
+    for name in list(world.pods):
+        world.exit(name, 0)
+    world.settle(5)
+    assert world.memory.outcome == (0, "all groups left their loop early")
+    assert sorted(world.pods) == ["j-rg0-0", "j-rg1-0"] and world.deployment is None and not world.services
+
+
+def test_suspended_nothing_runs_and_resumed_it_is_another_run() -> None:
+    world = World(job(2))
+    world.settle(3)
+    before = world.pods["j-rg0-0"]["spec"]["containers"][0]["command"]
+    world.body["spec"]["suspend"] = True
+    world.settle(4)
+    assert not world.pods and world.deployment is None
+    world.body["spec"]["suspend"] = False
+    world.settle(4)
+    after = world.pods["j-rg0-0"]["spec"]["containers"][0]["command"]
+    name = before.index("--job") + 1
+    assert after[name] == before[name] + "-1" and len(world.running()) == 2
+
+
+def test_a_cordoned_node_is_left_one_group_at_a_time() -> None:
+    world = World(job(3))
+    world.settle(3)
+    world.cordoned = frozenset({"node-of-j-rg0-0", "node-of-j-rg1-0"})
+    asked = [o for o in world.look().operations if isinstance(o, Delete)]
+    assert [o.body["metadata"]["name"] for o in asked] == ["j-rg0-0"]
+    assert not [o for o in world.look().operations if isinstance(o, Delete)]
+
+
+def test_who_holds_the_only_state_stays_on_its_cordoned_node() -> None:
+    world = World(job(2))
+    world.settle(3)
+    world.cordoned = frozenset({"node-of-j-rg0-0", "node-of-j-rg1-0"})
+    assert not [o for o in world.look().operations if isinstance(o, (Delete, Evict, Tell))]
+
+
+def test_a_group_of_several_pods_ends_as_one() -> None:
+    world = World(job(2, nodesPerGroup=2))
+    world.settle(3)
+    assert sorted(world.pods) == ["j-rg0-0-0", "j-rg0-0-1", "j-rg1-0-0", "j-rg1-0-1"]
+    world.exit("j-rg1-0-1", 1)
+    world.look()
+    assert "j-rg1-1-0" not in world.pods  # before the rest is gone
+    world.settle(3)
+    assert {"j-rg1-1-0", "j-rg1-1-1"} <= set(world.running())
+
+
+def one(**container: Any) -> dict[str, Any]:
+    return {"template": {"spec": {"containers": [{"name": "t", "image": "i"} | container]}}}
+
+
+BAD = [
+    ({"replicaGroups": {"desired": 13}}, "desired is 13"),
+    ({"replicaGroups": {"desired": 2, "min": 3}}, "min is 3"),
+    ({"template": {"spec": {"containers": []}}}, "containers is empty"),
+    (one(), "args"),
+    (one(args=["--groups=3", "x.py"]), "--groups=3"),
+    ({"template": {"spec": {"restartPolicy": "Always", **one(args=["x.py"])["template"]["spec"]}}}, "restartPolicy"),
+]
+
+
+@pytest.mark.parametrize(("spec", "said"), BAD)
+def test_what_cannot_work_is_said_in_the_status(spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        crd.read(job(**spec))
+    status = invalid(1, said, {"phase": "Running", "step": 7})
+    assert status["conditions"][0]["status"] == "False" and status["phase"] == "Running" and status["step"] == 7
+
+
+def test_a_status_is_bounded_and_only_what_matters_is_written() -> None:
+    world = World(job(12))
+    world.body["spec"] |= {"shards": 1000, "replicaGroups": {"desired": 1000}}
+    world.settle(3)
+    seen = world.seen()
+    groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
+    status = status_of(world.wanted, seen, world.memory, groups, "", 0, {})
+    assert len(status["groups"]) == MOST_GROUPS and status["groupsReady"] == "1000/1000"
+    assert same(status, status | {"step": status["step"] + 1}) and not same(status, status | {"replicas": 3})
+
+
+def test_pods_say_what_a_group_is_and_take_no_rights() -> None:
+    made = pod(crd.read(job(3)), 1, 2, 0, 0, 3, "10.0.0.1:29510")
+    command = made["spec"]["containers"][0]["command"]
+    for option, value in (("--first-group", "1"), ("--groups", "3"), ("--lighthouse", "10.0.0.1:29510")):
+        assert command[command.index(option) + 1] == value
+    assert "--placed" in command and made["spec"]["automountServiceAccountToken"] is False
+    context = lighthouse(crd.read(job(3)))["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert context["runAsNonRoot"] and context["capabilities"] == {"drop": ["ALL"]}

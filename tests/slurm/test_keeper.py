@@ -1,0 +1,178 @@
+"""The keeper over a cluster and a lighthouse that fail in every way they can, in an order that a seed chooses."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from planaria.core.plan import Finish, GroupState, PlanSpec, Suspend
+from planaria.core.roster import JobStatus
+from planaria.engines import memory as memories
+from planaria.engines.keeper import HostState, Keeper, Tick
+from tests.slurm.pretend import World
+
+SEEDS = range(25)
+
+
+class Job:
+    """A keeper and its world."""
+
+    def __init__(self, seed: int, groups: int = 3, **spec: float) -> None:
+        self.world = World(random.Random(seed), groups)
+        self.notes: list[str] = []
+        self._spec = spec
+        self.keeper = self._begin()
+
+    def _begin(self) -> Keeper:
+        return Keeper(
+            self.world, self.world, lambda kind, text, group: self.notes.append(text), clock=lambda: self.world.now
+        )
+
+    def spec(self, status: JobStatus | None) -> PlanSpec:
+        desired = status.desired if status is not None else self.world.desired
+        return PlanSpec(desired, budget=10_000, suspect_patience=10.0, **self._spec)
+
+    async def tick(self) -> Tick:
+        return await self.keeper.tick(self.spec)
+
+    async def quiet(self) -> None:
+        """Nothing fails any more: until all is as it should be."""
+        self.world.away = ""
+        self.world.down.clear()
+        for _ in range(60):
+            self.world.place()
+            self.world.join()
+            await self.tick()
+            self.world.now += 7.0
+
+    async def end(self) -> Finish | Suspend | None:
+        """What the keeper makes of the end; whoever still runs has some time for it."""
+        for _ in range(10):
+            if (outcome := (await self.tick()).outcome) is not None:
+                return outcome
+            self.world.now += 10.0
+        return None
+
+    def at_work(self) -> list[int]:
+        return sorted(x.group for x in self.world.lives if self.world.at_work(x) and not x.left)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_whatever_happens_no_group_has_two_lives_that_count_and_in_the_end_all_are_at_work(seed: int) -> None:
+    """The world itself checks what it is asked to create."""
+    job = Job(seed)
+    await job.tick()
+    for _ in range(60):
+        job.world.happen()
+        tick = await job.tick()
+        assert tick.outcome is None, tick.outcome
+        if job.world.rng.random() < 0.1:  # the supervisor is killed and started again, with its memory or without
+            memory = job.keeper.memory
+            job.keeper = job._begin()
+            if job.world.rng.random() < 0.7:
+                job.keeper.memory = memory
+    await job.quiet()
+    fewer = job.keeper.memory.fewer
+    assert 0 <= fewer <= sum(life.left for life in job.world.lives)
+    assert len(job.at_work()) == max(1, job.world.desired - fewer)
+    assert len(set(job.at_work())) == len(job.at_work())
+    job.world.complete = True
+    for life in job.world.lives:
+        if job.world.at_work(life):
+            job.world.end(life, 0)
+    assert await job.end() == Finish(0, "all steps are committed")
+
+
+async def test_a_group_that_is_cut_off_is_evicted_before_it_is_replaced_and_not_on_its_node() -> None:
+    job = Job(1)
+    await job.quiet()
+    victim = next(x for x in job.world.lives if x.group == 1)
+    victim.hung = True
+    await job.tick()
+    assert not victim.evicted, "it may come back by itself"
+    job.world.now += 10.0
+    await job.tick()
+    assert victim.evicted
+    job.world.now += 1.0
+    await job.tick()
+    assert job.world.asked[-1] == (1, 1, (victim.node,))
+    assert victim.state is HostState.RUNNING, "the scheduler has not noticed anything yet"
+
+
+async def test_where_the_lighthouse_alone_would_wait_for_ever_the_scheduler_is_the_second_witness() -> None:
+    """Of two groups one is lost: no majority is left."""
+    job = Job(1, groups=2)
+    job.world.majority = False
+    await job.quiet()
+    victim = next(x for x in job.world.lives if x.group == 1)
+    victim.hung = True
+    for _ in range(10):  # steps are made: it only cannot reach the lighthouse
+        job.world.step += 1
+        job.world.now += 3.0
+        await job.tick()
+    assert not victim.evicted
+    for _ in range(10):
+        job.world.now += 3.0
+        await job.tick()
+    assert victim.evicted and job.world.asked[-1][:2] == (1, 1)
+
+
+async def test_a_node_on_which_groups_fail_again_and_again_is_avoided() -> None:
+    job = Job(2)
+    job.world.nodes = ("bad", "n2", "n3")
+    await job.quiet()
+    for _ in range(3):
+        for life in job.world.lives:
+            if life.node == "bad" and job.world.at_work(life):
+                job.world.end(life, 139)
+        await job.quiet()
+    assert "bad" in job.world.asked[-1][2]
+
+
+async def test_while_the_lighthouse_is_away_nothing_is_decided() -> None:
+    job = Job(3)
+    await job.quiet()
+    before = list(job.world.asked)
+    job.world.away = "desk"
+    job.world.end(job.world.lives[0], 137)
+    tick = await job.tick()
+    assert job.world.asked == before and tick.wakeup is not None
+    job.world.away = ""
+    await job.tick()
+    assert job.world.asked[-1][:2] == (job.world.lives[0].group, 1)
+
+
+async def test_who_was_drained_does_not_come_back_and_is_missed_only_when_somebody_scales() -> None:
+    job = Job(4)
+    await job.quiet()
+    assert await job.world.drain(2) is None
+    await job.quiet()
+    assert job.at_work() == [0, 1]
+    job.world.desired = 4
+    await job.quiet()
+    assert job.at_work() == [0, 1, 3, 4]
+    job.world.desired = 2
+    await job.quiet()
+    assert job.at_work() == [0, 1]
+
+
+async def test_a_keeper_without_memory_adopts_the_lives_that_there_are() -> None:
+    job = Job(5)
+    await job.quiet()
+    before = list(job.world.asked)
+    job.keeper = job._begin()
+    await job.quiet()
+    assert job.world.asked == before
+    assert {g: life.state for g, life in job.keeper.memory.lives.items()} == dict.fromkeys(range(3), GroupState.RUNNING)
+
+
+async def test_memory_outlives_a_keeper(tmp_path: Path) -> None:
+    job = Job(6)
+    await job.quiet()
+    job.world.end(job.world.lives[0], None, lost=True)
+    await job.quiet()
+    memories.write(tmp_path / "keeper.json", job.keeper.memory)
+    assert asdict(memories.read(tmp_path / "keeper.json")) == asdict(job.keeper.memory)
