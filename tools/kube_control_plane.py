@@ -45,7 +45,14 @@ def binaries() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one builds, the others wait for it
         if not there():
             with tempfile.TemporaryDirectory(prefix="kube-build-") as place:
-                _build(Path(place))
+                try:
+                    _build(Path(place))
+                except (
+                    OSError,
+                    ValueError,
+                    LookupError,
+                ) as error:  # packages are not as they were when this was written
+                    raise Unavailable(f"the build of the control plane went wrong: {error!r}") from error
     return cache()
 
 

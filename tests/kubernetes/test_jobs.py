@@ -73,7 +73,7 @@ def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> 
     # Fewer and more, by kubectl's own verb.
     _scale(space, "train", 2)
     status = space.at_work("train", 2, status["step"])
-    space.until(lambda: len(space.pods("planaria.dev/role=trainer")) == 2, "the third group's pod to be gone")
+    space.until(lambda: not space.pods("planaria.dev/job=train,planaria.dev/group=2"), "the third group to be gone")
     _scale(space, "train", 4)
     status = space.at_work("train", 4, status["step"])
     assert status["replaced"] == 2
