@@ -24,13 +24,13 @@ from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import NonFiniteError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
+from planaria.rank.records import ABSENT, Exchanged, ShardRecord, mean_metrics
+from planaria.rank.session import Session
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
 from planaria.torch.checks import TrainableWatch
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
-from planaria.torch.records import ABSENT, Exchanged, ShardRecord, mean_metrics
-from planaria.torch.session import Session
 from planaria.torch.state import ProtectedState, combined
 from planaria.torch.sync_part import SyncPart
 from planaria.torch.worker import Worker

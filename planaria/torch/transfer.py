@@ -10,7 +10,7 @@ from planaria.core.actions import Heal
 from planaria.core.messages import Corrupted, Phase
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
-from planaria.torch.session import Session
+from planaria.rank.session import Session
 from planaria.torch.state import ProtectedState, tensor_specs
 
 

@@ -44,15 +44,14 @@ from planaria.errors import CommunicatorError, JobLostError, PlanariaError, Usag
 from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.rendezvous import RendezvousStore
 from planaria.exchange.waiting import Bell, Interrupted
-from planaria.torch.control import Control
-from planaria.torch.news import News
-from planaria.torch.records import decode_standing, encode_standing
-from planaria.torch.rounds import Note, agreed
-from planaria.torch.settings import Settings
-from planaria.torch.state import ProtectedState
-from planaria.torch.statechecks import StateChecks
-from planaria.torch.stuck import end_if_asleep
-from planaria.torch.world import GroupWorld
+from planaria.rank.control import Control
+from planaria.rank.front import Comparable, World
+from planaria.rank.news import News
+from planaria.rank.records import decode_standing, encode_standing
+from planaria.rank.rounds import Note, agreed
+from planaria.rank.settings import Settings
+from planaria.rank.statechecks import StateChecks
+from planaria.rank.stuck import end_if_asleep
 from planaria.wire.page import ProgressPage
 
 ALONE = QuorumId(1, 1)
@@ -77,7 +76,7 @@ class Bereaved(RuntimeError):
 class Session:
     """Made when the script starts its steps. ``state``: of the job; the gradients are where that is."""
 
-    def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, state: ProtectedState) -> None:
+    def __init__(self, settings: Settings, world: World, page: ProgressPage | None, state: Comparable) -> None:
         self.settings = settings
         self.member = settings.born  # the next incarnation of it after a rank of the group was replaced
         self.world = world
