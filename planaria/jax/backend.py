@@ -25,7 +25,7 @@ from planaria.rank.settings import Settings
 
 THREADS = "NPROC"
 # Entries that say what the job is: a difference is always refused.
-_JOB = frozenset({"checks", "exact", "framework", "layout", "model", "policy", "reduction", "seed", "shards", "steps"})
+_JOB = frozenset({"checks", "exact", "framework", "layout", "policy", "reduction", "seed", "shards", "steps"})
 
 
 def prepare(wanted: str | None, where: str) -> jax.Device:
@@ -80,7 +80,8 @@ def fingerprint(settings: Settings, exact: str, device: jax.Device, **more: str)
     }
     if device.platform == "cpu":
         entries |= {"threads": os.environ.get(THREADS, ""), "cpu": _cpu()}
-    soft = frozenset() if exact == BITS else entries.keys() - _JOB
+    job = _JOB | {key for key in entries if key.startswith("state")}
+    soft = frozenset() if exact == BITS else entries.keys() - job
     return tuple(sorted((SOFT + key if key in soft else key, value) for key, value in entries.items()))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import xxhash
 
 from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
@@ -91,7 +90,7 @@ class Job:
         programs = Programs(held, update)
 
         def introduce(address: str, joins: bool, looks: bool) -> Ready:
-            more = {"layout": held.layout, "steps": str(total), "program": programs.digest, "model": _model(held)}
+            more = {"layout": held.layout, "steps": str(total), "program": programs.digest, **held.describe()}
             if self.settings.check_state:
                 more["checks"] = str(self.settings.check_state)
             prints = fingerprint(self.settings, self.exact, self.device, **more)
@@ -116,10 +115,6 @@ class Job:
         finally:
             if not ended:
                 worker.session.close()
-
-
-def _model(state: State) -> str:
-    return xxhash.xxh3_64_hexdigest("\n".join(state.describe()).encode())
 
 
 def init(

@@ -130,7 +130,7 @@ def _checked(state: State, made: Any) -> list[Array]:
     """The leaves of what an update returns, in the form of the state's. Raises UsageError."""
     found, tree = tree_flatten_with_path(made)
     if tree != state.treedef:
-        theirs, ours = {keystr(path) for path, _ in found}, set(state.paths)
+        theirs, ours = {f"state{keystr(path)}" for path, _ in found}, set(state.paths)
         odd = [f"{path} is new" for path in sorted(theirs - ours)]
         odd += [f"{path} is gone" for path in sorted(ours - theirs)]
         what = "; ".join(odd[:5]) or f"{tree} is not {state.treedef}"

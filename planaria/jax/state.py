@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -27,6 +27,8 @@ from planaria.jax.views import Place, from_bytes, pieces, view
 
 VERSION = 1
 MAX_PROBLEMS = 5  # that a message lists
+MOST_ENTRIES = 150  # of a fingerprint, for the state: it may have 256 in all
+LONGEST = 200  # characters of the name of one: it may have 256
 KINDS = (Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -43,9 +45,10 @@ class Leaf:
     def to_list(self) -> list[Any]:
         return [self.path, self.dtype, list(self.shape), self.random, [list(map(list, each)) for each in self.places]]
 
-    def __str__(self) -> str:
+    @property
+    def form(self) -> str:
         spread = f" in {len(self.places)} pieces" if len(self.places) > 1 else ""
-        return f"{self.path} {self.dtype}{list(self.shape)}{' key ' + self.random if self.random else ''}{spread}"
+        return f"{self.dtype}{list(self.shape)}{' key ' + self.random if self.random else ''}{spread}"
 
 
 class State:
@@ -61,7 +64,8 @@ class State:
         found, self.treedef = tree_flatten_with_path(tree)
         if not found:
             raise UsageError("job.steps needs a state with arrays in it; this one has none")
-        self.paths = [keystr(path) or "state" for path, _ in found]
+        self._keys = [path for path, _ in found]
+        self.paths = [f"state{keystr(path)}" for path in self._keys]
         self._everywhere = _everywhere([leaf for _, leaf in found], device)
         self.leaves = [self._settled(path, leaf) for path, (_, leaf) in zip(self.paths, found, strict=True)]
         self.shardings: list[Sharding] = [leaf.sharding for leaf in self.leaves]
@@ -70,18 +74,17 @@ class State:
     def _settled(self, path: str, leaf: Any) -> Array:
         if not isinstance(leaf, KINDS):
             raise UsageError(
-                f"the state holds {_said(leaf)} at {path}; it can hold arrays and numbers only. Keep the rest out of "
+                f"{path} is {_said(leaf)}; a state can hold arrays and numbers only. Keep the rest out of "
                 "it (equinox.partition(model, equinox.is_array), flax.nnx.split(model), a TrainState's params and "
                 "opt_state)"
             )
         array = leaf if isinstance(leaf, Array) else jnp.asarray(leaf)
         if not array.is_fully_addressable:
             raise UsageError(f"{path} is spread over several processes; a group is one process (with any devices)")
-        spread = isinstance(array.sharding, NamedSharding)
-        where = array.sharding if spread else self._everywhere
-        if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            array = jax.lax.convert_element_type(array, array.dtype)
-        return jax.device_put(jnp.copy(array), where)
+        if _is_key(array):  # its numbers have a dimension more; put as a healing puts them
+            return _keys_of(jnp.copy(_numbers(array)), str(jax.random.key_impl(array)), self._everywhere)
+        where = array.sharding if isinstance(array.sharding, NamedSharding) else self._everywhere
+        return jax.device_put(jnp.copy(jax.lax.convert_element_type(array, array.dtype)), where)
 
     @property
     def tree(self) -> Any:
@@ -107,8 +110,17 @@ class State:
         """Where gradients are exchanged."""
         return view(next(pieces(_numbers(self.leaves[0])))[1]).device
 
-    def describe(self) -> list[str]:
-        return [str(kind) for kind in self.kinds]
+    def describe(self) -> dict[str, str]:
+        """What the leaves are, by path, for the fingerprint: two groups that differ are told where. Of large trees the
+        paths are cut, all as short as it needs, and digests stand for what is below."""
+        below: dict[str, list[Leaf]] = {}
+        for depth in range(max(map(len, self._keys)), -1, -1):
+            below = {}
+            for keys, kind in zip(self._keys, self.kinds, strict=True):
+                below.setdefault(f"state{keystr(keys[:depth])}", []).append(kind)
+            if len(below) <= MOST_ENTRIES and max(map(len, below)) <= LONGEST:
+                break
+        return {name: _summed(name, kinds) for name, kinds in below.items()}
 
     # --- for peers -------------------------------------------------------------------------------------------
 
@@ -141,7 +153,7 @@ class State:
         made = []
         for kind, sharding in zip(self.kinds, self.shardings, strict=True):
             mine, rest = rest[: len(kind.places)], rest[len(kind.places) :]
-            made.append(_rebuilt(kind, sharding, dict(zip(kind.places, mine, strict=True))))
+            made.append(_rebuilt(kind, sharding, self._everywhere, dict(zip(kind.places, mine, strict=True))))
         jax.block_until_ready(made)
         self.leaves = made
         return facts
@@ -155,6 +167,12 @@ class State:
         return hasher.hexdigest()
 
 
+def _summed(name: str, kinds: Sequence[Leaf]) -> str:
+    if [kind.path for kind in kinds] == [name]:
+        return kinds[0].form
+    return xxhash.xxh3_64_hexdigest("\n".join(f"{kind.path} {kind.form}" for kind in kinds).encode())
+
+
 def _everywhere(leaves: Sequence[Any], device: jax.Device) -> Sharding:
     placed = [leaf.sharding for leaf in leaves if isinstance(leaf, Array)]
     meshes = {each.mesh for each in placed if isinstance(each, NamedSharding)}
@@ -165,8 +183,17 @@ def _everywhere(leaves: Sequence[Any], device: jax.Device) -> Sharding:
     return NamedSharding(meshes.pop(), PartitionSpec())
 
 
+def _is_key(leaf: Array) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
 def _numbers(leaf: Array) -> Array:
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _keys_of(numbers: Array, kind: str, everywhere: Sharding) -> Array:
+    """Keys, whole on each device of the group."""
+    return jax.random.wrap_key_data(jax.device_put(numbers, everywhere), impl=kind)
 
 
 def _kind(path: str, leaf: Array) -> Leaf:
@@ -176,22 +203,18 @@ def _kind(path: str, leaf: Array) -> Leaf:
     return Leaf(path, raw.dtype.name, tuple(raw.shape), random, places)
 
 
-def _rebuilt(kind: Leaf, sharding: Sharding, parts: dict[Place, Tensor]) -> Array:
+def _rebuilt(kind: Leaf, sharding: Sharding, everywhere: Sharding, parts: dict[Place, Tensor]) -> Array:
     dtype = jnp.dtype(kind.dtype)
-    if kind.random:  # its numbers have a dimension more, which is never spread: by way of the whole
-        (data,) = parts.values() if len(parts) == 1 else (_refused(kind),)
+    if kind.random:
+        (data,) = parts.values()
         numbers = from_bytes(data, dtype, kind.shape, next(iter(sharding.device_set)))
-        return jax.device_put(jax.random.wrap_key_data(numbers, impl=kind.random), sharding)
+        return _keys_of(numbers, kind.random, everywhere)
     arrays = []
     for device, index in sharding.addressable_devices_indices_map(kind.shape).items():
         place: Place = tuple(each.indices(size)[:2] for each, size in zip(index or (), kind.shape, strict=True))
         shape = tuple(stop - start for start, stop in place)
         arrays.append(from_bytes(parts[place], dtype, shape, device))
     return jax.make_array_from_single_device_arrays(kind.shape, sharding, arrays)
-
-
-def _refused(kind: Leaf) -> Tensor:
-    raise UsageError(f"the random keys at {kind.path} are spread over devices; keep them whole on each device")
 
 
 def _parse(header: bytes) -> tuple[dict[str, Leaf], Any]:
@@ -212,7 +235,7 @@ def _misfit(theirs: dict[str, Leaf], ours: dict[str, Leaf]) -> str:
     problems = [f"{path} is missing here" for path in theirs if path not in ours]
     problems += [f"{path} is only here" for path in ours if path not in theirs]
     both = [path for path in ours if path in theirs and ours[path] != theirs[path]]
-    problems += [f"{theirs[path]} there is {replace(ours[path], path='')!s} here" for path in both]
+    problems += [f"{path} is {theirs[path].form} there but {ours[path].form} here" for path in both]
     more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
     return (
         f"the state of the job does not fit that of this group: {'; '.join(problems[:MAX_PROBLEMS])}{more}. Run the "
