@@ -17,6 +17,7 @@ pytest.importorskip("optax", reason="needs optax")
 pytestmark = pytest.mark.e2e
 
 SCRIPT = Path(__file__).parent / "scripts" / "jax_train.py"
+LONG = 4 * PATIENCE  # for several processes that compile at once
 STEPS = ("--steps", "400")
 
 
@@ -25,7 +26,7 @@ def alone(directory: Path, *args: str) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PLANARIA_") and k != "NPROC"}
     env |= {"PLANARIA_DIR": str(directory), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        Script(SCRIPT, args).command(), env=with_home(env), capture_output=True, text=True, timeout=3 * PATIENCE
+        Script(SCRIPT, args).command(), env=with_home(env), capture_output=True, text=True, timeout=LONG
     )
     assert done.returncode == 0, done.stderr
     return str(json.loads((directory / "result.json").read_text())["digest"])
@@ -38,7 +39,7 @@ def traces(run: Run) -> set[str]:
 
 
 def test_kills_leave_no_trace(tmp_path: Path) -> None:
-    with Run(tmp_path / "run", *STEPS, script=SCRIPT) as run:
+    with Run(tmp_path / "run", *STEPS, script=SCRIPT, patience=LONG) as run:
         run.step(5)
         run.signal(1)
         run.incarnation(1, 1)
@@ -55,7 +56,7 @@ def test_kills_leave_no_trace(tmp_path: Path) -> None:
 
 def test_a_group_of_several_devices(tmp_path: Path) -> None:
     spread = (*STEPS, "--devices", "2")
-    with Run(tmp_path / "run", *spread, groups=2, script=SCRIPT) as run:
+    with Run(tmp_path / "run", *spread, groups=2, script=SCRIPT, patience=LONG) as run:
         run.step(5)
         run.signal(1)
         run.incarnation(1, 1)
@@ -74,7 +75,7 @@ def test_a_group_of_several_devices(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input(tmp_path: Path, odd: str, said: str) -> None:
-    with Run(tmp_path / "run", "--odd", odd, groups=2, script=SCRIPT) as run:
+    with Run(tmp_path / "run", "--odd", odd, groups=2, script=SCRIPT, patience=LONG) as run:
         assert run.end() == 2, run.log()
         assert said in run.log()
         assert "Traceback" not in run.log()
@@ -83,7 +84,9 @@ def test_bad_input(tmp_path: Path, odd: str, said: str) -> None:
 def test_a_callback_that_raises(tmp_path: Path) -> None:
     """In one group, whenever it starts: it is given up, and says why and where; the others lose nothing by it."""
     words = ("--odd", "callback", "--steps", "20")
-    with Run(tmp_path / "run", *words, groups=2, options=("--max-replacements", "1"), script=SCRIPT) as run:
+    with Run(
+        tmp_path / "run", *words, groups=2, options=("--max-replacements", "1"), script=SCRIPT, patience=LONG
+    ) as run:
         run.end()
     said = "".join(log.read_text() for log in run.directory.glob("rg1/i*/stderr.log"))
     assert "this callback always fails" in said

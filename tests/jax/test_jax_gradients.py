@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -17,6 +19,7 @@ SHAPES = [(3, 4), (), (5,)]
 CPU = torch.device("cpu")
 
 
+@cache
 def gradient(shard: int) -> list[jax.Array]:
     random = np.random.default_rng(shard)
     return [jnp.asarray(random.normal(size=shape), jnp.float32) * 10.0 ** (shard % 5) for shape in SHAPES]
@@ -30,6 +33,7 @@ def total(sums: list[Sums], shards: int) -> bytes:
     return parts[0].numpy().tobytes()
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.permutations(range(n)), st.integers(0, n))))
 def test_who_computes_what_changes_no_bit(split: tuple[list[int], int]) -> None:
     order, at = split
