@@ -175,7 +175,8 @@ class Worker:
         """See Step.grad."""
         if self.shard is None:
             raise UsageError(f"{self.settings.where}: step.grad must be called in the body of step.shards()")
-        gradients, metrics = self._programs.gradient(function, batch, self.key(self.shard), self.dry)
+        with self._told(f"step {self.step}, shard {self.shard}"):
+            gradients, metrics = self._programs.gradient(function, batch, self.key(self.shard), self.dry)
         self.add(gradients, metrics or {})
         return metrics
 
@@ -206,7 +207,7 @@ class Worker:
         self._sums.add(shard, leaves)
 
     def _told(self, when: str) -> _Told:
-        return _Told(f"{self.settings.where}, {when}: the script's program failed while it ran")
+        return _Told(f"{self.settings.where}, {when}: in the script's program")
 
     def _reconcile(self) -> None:
         """Hold exactly the shards that the roll call counted for this member."""
@@ -317,7 +318,7 @@ class Worker:
 
 
 class _Told:
-    """Says in which shard it was: what a program raises comes out where somebody waits for its results."""
+    """Says in which shard it was: what a program raises may come out where somebody waits for its results."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence

@@ -50,7 +50,7 @@ def grad(state, batch, key):
     value, gradients = jax.value_and_grad(loss)(state["params"])
     if args.odd == "callback":
         value = jax.pure_callback(complain, value, value)
-    return gradients, {"loss": value * jnp.where(odd == "nan", jnp.nan, 1.0)}
+    return gradients, {"loss": value * (2.0 if odd == "program" else 1.0)}
 
 
 def update(state, gradients):
