@@ -124,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "out.json")
         command = [sys.executable, "-m", "planaria", "run", "--groups", str(args.groups), "--device", "cpu", "--quiet"]
-        command += ["--max-replacements", "0", "--log-dir", f"{directory}/run", __file__, "--", *sys.argv[1:]]
+        command += ["--max-replacements", "0", "--log-dir", f"{directory}/run", __file__, *sys.argv[1:]]
         subprocess.run([*command, "--address", address, "--out", str(out)], check=True)
         found = json.loads(out.read_text())
     print(f"{found['numbers'] / 1e6:.1f} million parameters, {args.groups} groups, least of {args.steps} steps")

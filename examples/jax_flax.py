@@ -1,6 +1,6 @@
 """The same loop with Flax: linen with a TrainState, or nnx (--api nnx). Optax does the updates.
 
-planaria run --groups 3 --shards 6 examples/jax_flax.py -- --api nnx
+planaria run --groups 3 --shards 6 examples/jax_flax.py --api nnx
 """
 
 import argparse

@@ -22,8 +22,6 @@ args = parser.parse_args()
 odd = args.odd if os.environ.get("PLANARIA_GROUP") == "1" else ""
 if odd == "version":
     jax.__version__ = "0.4.1"
-if odd == "threads":
-    os.environ["NPROC"] = "2"
 if args.devices > 1:
     jax.config.update("jax_num_cpu_devices", args.devices)
 job = pj.init(shards=6, seed=3)
