@@ -28,6 +28,8 @@ from planaria.agent.proc import die_with_parent, thread_count
 
 # torch._dynamo is what constructing the first optimizer imports; it costs as much as torch itself.
 DEFAULT_PRELOAD = "torch,torch.optim,torch.distributed,torch._dynamo,planaria.torch"
+# Importing jax starts no thread either; its backend, which does, comes to be with the first array, in a rank.
+JAX_PRELOAD = "torch,torch.distributed,jax,jax.numpy,planaria.jax"
 PRELOAD_VARIABLE = "PLANARIA_PRELOAD"
 _HEADER = struct.Struct("!I")
 

@@ -4,6 +4,7 @@ came of it."""
 from __future__ import annotations
 
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ GROUPS = 4
 SHARDS = 8
 # Enough for every fault to find the job at full strength again after the one before.
 LEAST_STEPS = 60
+SCRIPTS = {"torch": "tiny_lm.py", "jax": "jax_lm.py"}
 # Bytes of a sample, as the script has it when it is told nothing.
 LENGTH = 64
 
@@ -30,25 +32,36 @@ def demo(
     data: Annotated[
         str | None, typer.Option(metavar="GLOB", help="Text to train on; default: Python's library.")
     ] = None,
+    framework: Annotated[str, typer.Option(help="torch or jax.")] = "torch",
     plot: Annotated[Path | None, typer.Option(help="Draw both loss curves into this file (needs matplotlib).")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 150,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole record here.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Run directory; default: a new one in planaria_logs.")] = None,
 ) -> None:
-    """Train a tiny Llama on the CPU, in 4 groups, while they are killed, stopped and robbed of their lighthouse; then
-    train it quietly in one process, and compare every bit. Exit code 0 only if nothing was lost and all
-    bits agree."""
+    """Train a tiny language model on the CPU, in 4 groups, while they are killed, stopped and robbed of their
+    lighthouse; then train it quietly in one process, and compare every bit. Exit code 0 only if nothing was lost and
+    all bits agree."""
     if steps < LEAST_STEPS:
         raise UsageError(f"the demo's faults need at least {LEAST_STEPS} steps, not {steps}")
     if plot is not None:
         plots.require(plot)
     if json_file is not None:
         check_writable(json_file, "--json")
+    if framework not in SCRIPTS:
+        raise UsageError(f"unknown framework {framework!r}; known: {', '.join(SCRIPTS)}")
+    if find_spec(framework) is None:
+        raise UsageError(f"{framework} is not installed; pip install 'planaria[{framework}]'")
     text_files(data, LENGTH)  # before anything starts, not in four processes that have imported torch
     args = ["--steps", str(steps), "--seed", str(seed), *(["--data", data] if data else [])]
-    script = Path(str(resources.files("planaria.demo").joinpath("tiny_lm.py")))
-    proof = Proof(True, json_file, {"demo": True, "data": data, "steps": steps, "seed": seed}, plot, all_faults=True)
+    script = Path(str(resources.files("planaria.demo").joinpath(SCRIPTS[framework])))
+    proof = Proof(
+        True,
+        json_file,
+        {"demo": True, "framework": framework, "data": data, "steps": steps, "seed": seed},
+        plot,
+        all_faults=True,
+    )
     what = Script(script, tuple(args), GROUPS, SHARDS, device="cpu")  # for which it was made: a GPU would only wait
     code = prove(Console(), what, demo_schedule(steps), new_directory(log_dir, "demo"), proof)
     raise typer.Exit(code)

@@ -75,7 +75,7 @@ class Policy(Enum):
 # travels in eight bits a number. The default first.
 CODED = ("int8", "fp8")
 REDUCTIONS = ("tree", "fast", *CODED)
-PROMISES = ("bits", "samples")  # about the result: see planaria.torch.exactness
+PROMISES = ("bits", "samples")  # about the result: see planaria.rank.promise
 
 
 class Phase(Enum):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from planaria.agent.forkserver import JAX_PRELOAD, PRELOAD_VARIABLE
 from planaria.core.messages import STANDBYS, Member, Policy
 
 
@@ -66,10 +68,20 @@ class Launch:
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
         # torch logs every wait that a newer quorum ends as an error, with a C++ stack.
         env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if self._uses_jax():
+            env.setdefault(PRELOAD_VARIABLE, JAX_PRELOAD)
         if paths := env.get("PYTHONPATH"):
             # Relative entries are meant from here, not from where the fork server runs.
             env["PYTHONPATH"] = os.pathsep.join(os.path.join(self.cwd, part) for part in paths.split(os.pathsep))
         return env
+
+    def _uses_jax(self) -> bool:
+        """Whether the script imports planaria.jax by itself. If not seen here, its ranks import jax anew, and that is
+        all."""
+        path = Path(self.cwd, self.target)
+        if self.module or not path.is_file():
+            return False
+        return re.search(r"^\s*(import|from)\s+planaria\.jax\b", path.read_text(errors="replace"), re.M) is not None
 
     def own_env(self, member: Member, rank: int, port: int) -> dict[str, str]:
         """What the other ranks of this node do not have."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from planaria.core.messages import QuorumId
 from planaria.errors import PlanariaError, UsageError
 from planaria.exchange.healing import BLOCK_BYTES, Range
-from planaria.torch.settings import Settings
+from planaria.rank.settings import Settings
 from planaria.torch.state import ProtectedState, tensor_specs
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import Copies, ProgressPage

@@ -26,11 +26,11 @@ from planaria.core.actions import Heal
 from planaria.core.catching_up import HISTORY
 from planaria.core.messages import CODED, NO_QUORUM, QuorumId, Standing
 from planaria.errors import ProtocolError, UsageError
+from planaria.rank.session import Session
 from planaria.torch import plain
 from planaria.torch.buddies import Key
 from planaria.torch.kept import Kept, read_paths
 from planaria.torch.parts import feed, spec_of, wire_form
-from planaria.torch.session import Session
 from planaria.torch.state import VERSION, ProtectedState, tensor_specs
 from planaria.torch.sync_part import SyncPart
 

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from planaria.core.fingerprint import SOFT
 from planaria.core.messages import Member, Saved
 from planaria.errors import ProtocolError, UsageError
+from planaria.rank.settings import Settings
 from planaria.torch import plain
 from planaria.torch.checkpoint_files import Checkpoint, checkpoints_in, prepare_directory, prune, step_directory
 from planaria.torch.checkpoint_io import CheckpointReader, CheckpointWriter
@@ -39,7 +40,6 @@ from planaria.torch.checkpoint_layout import (
     wanted,
 )
 from planaria.torch.parts import TensorSpec, live, spec_of
-from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState, write_manifest
 from planaria.torch.world import GroupWorld
 

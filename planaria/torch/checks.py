@@ -8,8 +8,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from planaria.errors import UsageError
-from planaria.torch.records import ShardRecord, unpack_presence
-from planaria.torch.world import GroupWorld, part_of
+from planaria.rank.front import World
+from planaria.rank.records import ShardRecord, unpack_presence
+from planaria.torch.world import part_of
 
 
 class BufferWatch:
@@ -50,7 +51,7 @@ class TrainableWatch:
                 )
 
 
-def check_spread(named: Sequence[tuple[str, torch.nn.Parameter]], world: GroupWorld, where: str) -> None:
+def check_spread(named: Sequence[tuple[str, torch.nn.Parameter]], world: World, where: str) -> None:
     """Ranks that share a batch must share its gradients: nobody but the group itself adds those up."""
     _, parts = world.part
     for name, parameter in named:

@@ -18,8 +18,8 @@ import xxhash
 
 from planaria.core.fingerprint import BY_RANK, SOFT
 from planaria.errors import UsageError
-from planaria.torch.exactness import BITS
-from planaria.torch.settings import Settings
+from planaria.rank.promise import BITS
+from planaria.rank.settings import Settings
 from planaria.torch.state import ProtectedState
 
 # Entries that say what the job is: a difference is always refused.

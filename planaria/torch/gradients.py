@@ -24,9 +24,9 @@ from planaria.core.tree import Merge, Node, leaves, maximal_nodes, merge_plan
 from planaria.errors import ProtocolError, UsageError
 from planaria.exchange.checksum import lane_sum
 from planaria.exchange.layout import Layout
+from planaria.rank.records import pack_presence
 from planaria.torch.buckets import Bucket, Slab, local_numel
 from planaria.torch.parts import wrapped
-from planaria.torch.records import pack_presence
 
 OnBucket = Callable[[int, list[Tensor]], None]
 

@@ -16,6 +16,9 @@ from planaria.core import bitflips
 from planaria.core.messages import NO_QUORUM, Phase, Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
+from planaria.rank import promise
+from planaria.rank.session import Session
+from planaria.rank.settings import Settings, read_settings
 from planaria.torch import exactness
 from planaria.torch import random as seeding
 from planaria.torch.buddies import Buddies, read_every
@@ -27,8 +30,6 @@ from planaria.torch.low_comm_worker import LowCommWorker
 from planaria.torch.own_loop import OwnLoop
 from planaria.torch.registered import MODEL, NAME, RegisteredPart
 from planaria.torch.rehearsal import Rehearsal, await_part, take
-from planaria.torch.session import Session
-from planaria.torch.settings import Settings, read_settings
 from planaria.torch.state import ProtectedState, combined
 from planaria.torch.step import Step
 from planaria.torch.worker import Worker
@@ -413,12 +414,12 @@ def init(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     chosen = choose_device(os.environ.get("PLANARIA_DEVICE") or device, local_rank(), settings.where)
-    promise = exactness.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen)
-    exactness.prepare(promise, chosen)
+    promised = promise.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen.type == "cpu")
+    exactness.prepare(promised, chosen)
     if settings.socket is not None:  # there may be others to exchange with
         warm_up(chosen)
-    if settings.recheck and promise != exactness.BITS:
-        raise UsageError(f"recheck compares bits, which need exact={exactness.BITS!r}, not {promise!r}")
+    if settings.recheck and promised != promise.BITS:
+        raise UsageError(f"recheck compares bits, which need exact={promise.BITS!r}, not {promised!r}")
     world = GroupWorld(settings.rank, settings.world_size, chosen, mesh, settings.where, settings.joins)
     seeding.seed_all(settings.seed)
-    return Job(settings, world, promise)
+    return Job(settings, world, promised)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planaria.core.messages import Policy
 from planaria.errors import UsageError
-from planaria.torch.settings import Settings
+from planaria.rank.settings import Settings
 from planaria.torch.sync_part import SyncPart
 from planaria.wire.membership import Script, read
 

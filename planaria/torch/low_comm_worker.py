@@ -24,14 +24,14 @@ from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import NonFiniteError, ProtocolError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange, decoded
+from planaria.rank.records import ABSENT, Exchanged, ShardRecord, mean_metrics
+from planaria.rank.session import Session
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
 from planaria.torch.catching_up import CatchUp, Missed
 from planaria.torch.checks import TrainableWatch
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
-from planaria.torch.records import ABSENT, Exchanged, ShardRecord, mean_metrics
-from planaria.torch.session import Session
 from planaria.torch.state import ProtectedState, combined
 from planaria.torch.sync_part import SyncPart
 from planaria.torch.worker import Worker
@@ -76,7 +76,8 @@ class LowCommWorker(Worker):
         self._catch_up: CatchUp | None = None
         # What GPUs exchange stays on them: whoever comes back there takes all of the state.
         if not session.alone and state.device.type == "cpu":
-            self._catch_up = session.catch_up = CatchUp(session, state, sync, self._sync_again)
+            self._catch_up = CatchUp(session, state, sync, self._sync_again)
+            session.follower = self._transfer.catch_up = self._catch_up
 
     def _fragment(self, number: int) -> _Fragment:
         named = self._sync.shared_of(number)

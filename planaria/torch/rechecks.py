@@ -17,8 +17,8 @@ from torch import Tensor
 from planaria.core.corruption import odd_ones
 from planaria.core.messages import Corrupted, Member
 from planaria.errors import CorruptionError
-from planaria.torch.records import Seconds, ShardRecord
-from planaria.torch.session import Session
+from planaria.rank.records import Seconds, ShardRecord
+from planaria.rank.session import Session
 
 # A particle flips one bit. A device that is wrong whenever somebody looks is broken.
 STRIKES = 3

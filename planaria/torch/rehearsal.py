@@ -30,14 +30,14 @@ from planaria.core.messages import Cast, Order, Present
 from planaria.errors import Recast, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.waiting import Bell
+from planaria.rank.control import Control
+from planaria.rank.settings import Settings
 from planaria.torch import ingroup
 from planaria.torch import random as seeding
 from planaria.torch.buckets import local_numel
-from planaria.torch.control import Control
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.scalars import recorded
-from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
 from planaria.torch.unwinding import Pipelines, unwind
 from planaria.torch.world import GroupWorld

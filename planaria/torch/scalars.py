@@ -9,9 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from planaria.errors import UsageError
-
-# Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
-METRICS = 8
+from planaria.rank.records import METRICS
 
 
 class Scalar:

@@ -10,7 +10,8 @@ from planaria.core.actions import Heal
 from planaria.core.messages import Corrupted, Phase
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
-from planaria.torch.session import Session
+from planaria.rank.session import Session
+from planaria.torch.catching_up import CatchUp
 from planaria.torch.state import ProtectedState, tensor_specs
 
 
@@ -23,6 +24,7 @@ class Transfer:
         self.phase = Phase.HEALING if state.registered is None else Phase.LOADING  # while state is taken or put
         self._session = session
         self._state = state
+        self.catch_up: CatchUp | None = None  # low communication
         self.taken = 0  # states, from peers
 
     def __call__(self, order: Heal, communicator: Communicator) -> Callable[[], bool]:
@@ -31,7 +33,7 @@ class Transfer:
         registered, sources = self._state.registered is not None, order.sources
         if registered:  # what a script's own functions make of equal states need not be equal byte for byte
             sources = sources[:1]
-        catch_up = self._session.catch_up
+        catch_up = self.catch_up
         if not order.receive:
             if communicator.rank not in sources:
                 return lambda: True

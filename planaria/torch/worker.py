@@ -21,18 +21,11 @@ from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
-from planaria.torch import random as seeding
-from planaria.torch.buckets import local_numel
-from planaria.torch.buddies import Buddies
-from planaria.torch.checkpoints import Checkpoints
-from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, check_spread
-from planaria.torch.data import ShardedSource
-from planaria.torch.gauges import Gauges
-from planaria.torch.gradients import GradientStore
-from planaria.torch.journal import Journal
-from planaria.torch.nonfinite import stop_on_nonfinite
-from planaria.torch.rechecks import Rechecks
-from planaria.torch.records import (
+from planaria.rank.gauges import Gauges
+from planaria.rank.journal import Journal
+from planaria.rank.nonfinite import stop_on_nonfinite
+from planaria.rank.records import (
+    METRICS,
     Exchanged,
     ShardRecord,
     cursors,
@@ -42,11 +35,19 @@ from planaria.torch.records import (
     tail_bytes,
     union_presence,
 )
-from planaria.torch.rounds import Note
-from planaria.torch.scalars import METRICS, check_names, recorded
-from planaria.torch.session import Bereaved, Session
+from planaria.rank.rounds import Note
+from planaria.rank.session import Bereaved, Session
+from planaria.rank.statechecks import disputed
+from planaria.torch import random as seeding
+from planaria.torch.buckets import local_numel
+from planaria.torch.buddies import Buddies
+from planaria.torch.checkpoints import Checkpoints
+from planaria.torch.checks import BufferWatch, TrainableWatch, check_presence, check_spread
+from planaria.torch.data import ShardedSource
+from planaria.torch.gradients import GradientStore
+from planaria.torch.rechecks import Rechecks
+from planaria.torch.scalars import check_names, recorded
 from planaria.torch.state import ProtectedState, combined
-from planaria.torch.statechecks import disputed
 from planaria.torch.transfer import Transfer
 from planaria.torch.unwinding import Pipelines, unwind
 

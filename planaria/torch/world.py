@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planaria.errors import UsageError
 from planaria.exchange.waiting import Bell
+from planaria.rank.rounds import NOTE_BYTES, Note
 from planaria.torch import ingroup
-from planaria.torch.rounds import NOTE_BYTES, Note
 
 # A round waits for the slowest rank of the group, which may be parked for hours. It ends with the group at the latest:
 # if a rank is lost, the agent ends the others.

@@ -14,7 +14,7 @@ from planaria.chaos.verify import Record, Verdict, cost, discarded, judge, media
 from planaria.chaos.watch import Life, Process
 from planaria.core.messages import Member, QuorumId
 from planaria.errors import PlanariaError
-from planaria.torch.journal import Journal
+from planaria.rank.journal import Journal
 from planaria.wire.page import ProgressPage
 
 SHARDS = 8

@@ -34,8 +34,10 @@ class Run:
         groups: int = 3,
         options: tuple[str, ...] = (),
         script: Path = TRAIN,
+        patience: float = PATIENCE,
     ) -> None:
         self.directory = directory
+        self._patience = patience
         self._release = directory / "release"
         self.script = Script(script, (*args, "--hold", str(self._release)), groups, None)
         self._run = LocalRun(self.script, directory, options)
@@ -53,7 +55,7 @@ class Run:
 
     def until(self, met: Callable[[], Any], what: str) -> Any:
         """Wait until ``met()`` is true, and return it. Fails with the log if the run ends before."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self._patience
         while True:
             self.watch.poll()
             if found := met():
@@ -132,7 +134,7 @@ class Run:
     def end(self) -> int:
         """Let the run come to its own end, and wait for it; its exit code."""
         self._release.touch()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self._patience
         while (code := self._run.poll()) is None:
             self.watch.poll()
             assert time.monotonic() < deadline, f"the run does not end:\n{self.log()}"

@@ -44,10 +44,7 @@ from planaria.exchange.healing import _Contents
 from planaria.lighthouse.http import StatusPages
 from planaria.lighthouse.seat import Seat
 from planaria.lighthouse.store import Store
-from planaria.torch import plain
-from planaria.torch.catching_up import _opened
-from planaria.torch.checkpoint_files import MANIFEST, Checkpoint
-from planaria.torch.records import (
+from planaria.rank.records import (
     ControlWord,
     ShardRecord,
     decode_standing,
@@ -57,7 +54,10 @@ from planaria.torch.records import (
     pack_presence,
     tail_bytes,
 )
-from planaria.torch.rounds import Note
+from planaria.rank.rounds import Note
+from planaria.torch import plain
+from planaria.torch.catching_up import _opened
+from planaria.torch.checkpoint_files import MANIFEST, Checkpoint
 from planaria.torch.state import _parse
 from planaria.wire import codec, frames, membership
 from planaria.wire import control_pb2 as pb

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from planaria.core.messages import Member, Policy, QuorumId
+from planaria.rank.settings import Settings
 from planaria.torch import buddies
 from planaria.torch.buddies import Buddies, Key, buddy_of, newest_whole
-from planaria.torch.settings import Settings
 from planaria.torch.state import ProtectedState
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import Copies, ProgressPage

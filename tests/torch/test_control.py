@@ -16,7 +16,7 @@ import pytest
 
 from planaria.core.messages import Adopted, Member, Order, QuorumId, Refuse, Stop
 from planaria.errors import UsageError
-from planaria.torch.control import Control
+from planaria.rank.control import Control
 from planaria.wire.codec import report_from_bytes
 from planaria.wire.frames import FrameReader, send_frame
 from planaria.wire.page import ProgressPage
@@ -70,7 +70,7 @@ def test_no_agent(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from planaria.torch.control import Control
+from planaria.rank.control import Control
 control = Control(Path(sys.argv[1]), None, lambda order: None, "job j, group 1")
 print("up", flush=True)
 while True:

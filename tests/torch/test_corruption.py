@@ -14,14 +14,14 @@ from torch import nn
 
 from planaria.core.messages import Corrupted, Member, Quorum, QuorumId, Standing
 from planaria.errors import CorruptionError, UsageError
-from planaria.torch.exactness import SAMPLES
+from planaria.rank.promise import SAMPLES
+from planaria.rank.records import ShardRecord
+from planaria.rank.session import Session
+from planaria.rank.settings import read_settings
+from planaria.rank.statechecks import StateChecks
 from planaria.torch.job import init
 from planaria.torch.rechecks import STRIKES, Rechecks
-from planaria.torch.records import ShardRecord
-from planaria.torch.session import Session
-from planaria.torch.settings import read_settings
 from planaria.torch.state import ProtectedState
-from planaria.torch.statechecks import StateChecks
 from tests.torch.test_gradients import backward, net, same_bits, store_of
 
 

@@ -15,9 +15,9 @@ from torch import nn
 from planaria.core.fingerprint import SOFT, differing
 from planaria.core.messages import Member, Ready
 from planaria.errors import UsageError
-from planaria.torch import exactness
+from planaria.rank import promise
+from planaria.rank.settings import Settings, read_settings
 from planaria.torch.fingerprint import fingerprint
-from planaria.torch.settings import Settings, read_settings
 from planaria.torch.state import ProtectedState
 
 SETTINGS = read_settings(4, 7, None, None, {})
@@ -104,23 +104,23 @@ def test_what_only_changes_bits_is_soft_if_only_samples_are_promised() -> None:
 
 
 def test_promises() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    cpu, gpu = True, False
     fast = read_settings(4, 7, None, "fast", {})
     shrink = read_settings(4, 7, "shrink", None, {})
-    assert exactness.choose(None, SETTINGS, cpu) == "bits"
-    assert [exactness.choose(None, each, cpu) for each in (fast, shrink)] == ["samples"] * 2
-    assert exactness.choose(None, SETTINGS, gpu) == "samples"
-    assert exactness.choose("bits", SETTINGS, gpu) == "bits"
+    assert promise.choose(None, SETTINGS, cpu) == "bits"
+    assert [promise.choose(None, each, cpu) for each in (fast, shrink)] == ["samples"] * 2
+    assert promise.choose(None, SETTINGS, gpu) == "samples"
+    assert promise.choose("bits", SETTINGS, gpu) == "bits"
     with pytest.raises(UsageError, match="needs another reduction than 'fast'"):
-        exactness.choose("bits", fast, cpu)
+        promise.choose("bits", fast, cpu)
     with pytest.raises(UsageError, match="unknown exact='most'; known: bits, samples"):
-        exactness.choose("most", SETTINGS, cpu)
+        promise.choose("most", SETTINGS, cpu)
 
 
 SCRIPT = """
 from torch import nn
 from planaria.torch.fingerprint import fingerprint
-from planaria.torch.settings import read_settings
+from planaria.rank.settings import read_settings
 from planaria.torch.state import ProtectedState
 for item in fingerprint(ProtectedState(m=nn.Linear(1, 1)), read_settings(1, 0, None, None, {}), "bits"):
     print(*item, sep="=")

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from planaria.core.tree import Node, children, fold_plan, leaves, maximal_nodes
 from planaria.errors import ProtocolError, UsageError
 from planaria.exchange.layout import Layout
+from planaria.rank.records import unpack_presence
 from planaria.torch.buckets import EAGER_NUMEL, local_numel
 from planaria.torch.gradients import GradientStore, trainable
-from planaria.torch.records import unpack_presence
 
 
 class Net(nn.Module):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from planaria.torch.journal import Journal
+from planaria.rank.journal import Journal
 
 
 def test_lines_and_result(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planaria.core.messages import NO_QUORUM, Member, Quorum, QuorumId
-from planaria.torch.news import News
-from planaria.torch.rounds import Note, agreed
+from planaria.rank.news import News
+from planaria.rank.rounds import Note, agreed
 
 
 def quorum(number: int, urgent: bool = False) -> Quorum:

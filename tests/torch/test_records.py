@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planaria.core.messages import NO_QUORUM, ControlWord, QuorumId, Standing
 from planaria.errors import PlanariaError, ProtocolError, UsageError
-from planaria.torch.records import (
+from planaria.rank.records import (
     ShardRecord,
     cursors,
     decode_standing,

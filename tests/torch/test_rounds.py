@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planaria.core.messages import NO_QUORUM, QuorumId
 from planaria.errors import ProtocolError, UsageError
-from planaria.torch.rounds import NOTE_BYTES, Note, agreed
+from planaria.rank.rounds import NOTE_BYTES, Note, agreed
 
 ids = st.builds(QuorumId, st.integers(0, 3), st.integers(0, 5))
 notes = st.builds(

@@ -4,7 +4,7 @@ import pytest
 
 from planaria.core.messages import Member, Policy
 from planaria.errors import UsageError
-from planaria.torch.settings import read_settings
+from planaria.rank.settings import read_settings
 
 RUN = {
     "PLANARIA_JOB": "j",

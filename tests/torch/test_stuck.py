@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import threading, time
-from planaria.torch.stuck import end_if_asleep
+from planaria.rank.stuck import end_if_asleep
 over = threading.Event()
 free = threading.Event()
 free.set()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planaria.core.messages import NO_QUORUM, Quorum, QuorumId
 from planaria.core.stepper import Stepper
-from planaria.torch.rounds import Note
+from planaria.rank.rounds import Note
 
 Knows = Callable[[QuorumId], bool]  # whether a quorum's communicator is, or may become, of use to the stepper
 

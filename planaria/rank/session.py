@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from planaria.core import actions as core
 from planaria.core.catching_up import HISTORY
@@ -45,20 +45,16 @@ from planaria.errors import CommunicatorError, JobLostError, PlanariaError, Usag
 from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.rendezvous import RendezvousStore
 from planaria.exchange.waiting import Bell, Interrupted
-from planaria.torch.control import Control
-from planaria.torch.journal import QuorumJournal
-from planaria.torch.news import News
-from planaria.torch.records import decode_standing, encode_standing
-from planaria.torch.rounds import Note, agreed
-from planaria.torch.settings import Settings
-from planaria.torch.state import ProtectedState
-from planaria.torch.statechecks import StateChecks
-from planaria.torch.stuck import end_if_asleep
-from planaria.torch.world import GroupWorld
+from planaria.rank.control import Control
+from planaria.rank.front import Comparable, Follower, World
+from planaria.rank.journal import QuorumJournal
+from planaria.rank.news import News
+from planaria.rank.records import decode_standing, encode_standing
+from planaria.rank.rounds import Note, agreed
+from planaria.rank.settings import Settings
+from planaria.rank.statechecks import StateChecks
+from planaria.rank.stuck import end_if_asleep
 from planaria.wire.page import ProgressPage
-
-if TYPE_CHECKING:
-    from planaria.torch.catching_up import CatchUp
 
 ALONE = QuorumId(1, 1)
 # Orders reach the ranks of a group within less, and a recovery is many times as long.
@@ -82,7 +78,7 @@ class Bereaved(RuntimeError):
 class Session:
     """Made when the script starts its steps. ``state``: of the job; the gradients are where that is."""
 
-    def __init__(self, settings: Settings, world: GroupWorld, page: ProgressPage | None, state: ProtectedState) -> None:
+    def __init__(self, settings: Settings, world: World, page: ProgressPage | None, state: Comparable) -> None:
         self.settings = settings
         self.member = settings.born  # the next incarnation of it after a rank of the group was replaced
         self.world = world
@@ -93,7 +89,7 @@ class Session:
         )
         self.stepper: Stepper  # set by start
         self.checks = StateChecks(settings.check_state, state, self.gather, settings.directory)
-        self.catch_up: CatchUp | None = None  # low communication: set before the first step
+        self.follower: Follower | None = None  # low communication: set before the first step
         self.journal = QuorumJournal(settings.directory)
         self._news = News()
         self._lock = threading.Lock()  # for what follows
@@ -409,8 +405,8 @@ class Session:
         standings: list[Standing] = []
         mine = self.checks.signed(action.standing)
         history = 0
-        if self.catch_up is not None:
-            mine, history = self.catch_up.told(mine), HISTORY
+        if self.follower is not None:
+            mine, history = self.follower.told(mine), HISTORY
 
         def ask(payload: bytes) -> list[bytes]:
             pending = self.communicator(action.quorum).gather(payload)

@@ -11,14 +11,12 @@ import torch
 from planaria.core.actions import Exchange
 from planaria.core.messages import QuorumId
 from planaria.errors import NonFiniteError
-from planaria.torch.gradients import GradientStore
-from planaria.torch.records import ShardRecord, pack_presence, presence_bytes, unpack_presence
-from planaria.torch.session import Session
+from planaria.rank.front import Sums
+from planaria.rank.records import ShardRecord, pack_presence, presence_bytes, unpack_presence
+from planaria.rank.session import Session
 
 
-def stop_on_nonfinite(
-    records: Sequence[ShardRecord], store: GradientStore, session: Session, work: Exchange
-) -> NoReturn:
+def stop_on_nonfinite(records: Sequence[ShardRecord], store: Sums, session: Session, work: Exchange) -> NoReturn:
     """Every member saw the same flags, so all come here; together they find the shards."""
     suspects = suspects_of(records, store, session, work.quorum)
     names = ", ".join(map(str, sorted(suspects))) or "unknown"
@@ -28,7 +26,7 @@ def stop_on_nonfinite(
     )
 
 
-def suspects_of(records: Sequence[ShardRecord], store: GradientStore, session: Session, quorum: QuorumId) -> set[int]:
+def suspects_of(records: Sequence[ShardRecord], store: Sums, session: Session, quorum: QuorumId) -> set[int]:
     """The shards, as all members find together. A loss that is not finite tells the shard exactly; a sum of gradients
     only the shards that are in it."""
     shards = store.shards

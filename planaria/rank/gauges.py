@@ -14,7 +14,7 @@ from planaria.core.health import slowness
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import ControlWord, QuorumId
 from planaria.errors import CommunicatorError
-from planaria.torch.session import Session
+from planaria.rank.session import Session
 
 
 class Gauges:

@@ -26,7 +26,7 @@ from planaria.core.corruption import compared, odd_ones, signs
 from planaria.core.messages import Standing
 from planaria.errors import CorruptionError
 from planaria.exchange.checksum import lane_sums
-from planaria.torch.state import ProtectedState
+from planaria.rank.front import Comparable
 
 EVIDENCE = "corruption.json"
 NAMED = 3  # tensors, in a sentence
@@ -41,7 +41,7 @@ class StateChecks:
     ``every``: steps between two looks at all of the state; 0: nothing is looked at.
     """
 
-    def __init__(self, every: int, state: ProtectedState, gather: Gather, directory: Path | None) -> None:
+    def __init__(self, every: int, state: Comparable, gather: Gather, directory: Path | None) -> None:
         self.every = every
         self._state = state
         self._gather = gather

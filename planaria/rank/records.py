@@ -19,6 +19,8 @@ from planaria.core.messages import ControlWord, QuorumId, Standing
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 
 VERSION = 6
+# Scalars that a script may record per shard. A fixed number keeps the tails of all members equally long.
+METRICS = 8
 _ENVELOPE = struct.Struct("<QHHI")  # xxh3_64 of all that follows, version, kind, bytes of the body in use
 _SUMMED_FROM = 8
 _TAIL_KIND, _STANDING_KIND = 0x5441, 0x5354

@@ -1,0 +1,165 @@
+"""``init`` and ``Job``: what a training script calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from planaria.core.messages import Policy, Ready
+from planaria.errors import UsageError
+from planaria.exchange.device import warm_up
+from planaria.jax.backend import fingerprint, prepare
+from planaria.jax.programs import Programs, Update
+from planaria.jax.state import State
+from planaria.jax.step import Step
+from planaria.jax.worker import Worker
+from planaria.jax.world import SoleWorld
+from planaria.rank import promise
+from planaria.rank.session import Session
+from planaria.rank.settings import Settings, read_settings
+from planaria.wire.page import ProgressPage
+
+# What `planaria run` can ask of a PyTorch script, and not of this front.
+_UNKNOWN = {
+    "PLANARIA_CHECKPOINT": "--checkpoint",
+    "PLANARIA_BUDDY": "--buddy",
+    "PLANARIA_STANDBY": "--standbys",
+    "PLANARIA_REPLAY": "--replay",
+}
+
+
+class Job:
+    """This process's part in the job. Made by ``init``."""
+
+    def __init__(self, settings: Settings, device: jax.Device, exact: str) -> None:
+        self.settings = settings
+        self.device = device
+        self.exact = exact
+        self._state: State | None = None
+        self._page: ProgressPage | None = None
+        if settings.directory is not None:
+            settings.directory.mkdir(parents=True, exist_ok=True)
+            self._page = ProgressPage.create(settings.directory / "progress")
+
+    @property
+    def shards(self) -> int:
+        """That make up the global batch of every step."""
+        return self.settings.shards
+
+    @property
+    def group(self) -> int:
+        return self.settings.born.group
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def alone(self) -> bool:
+        """Whether the script runs without ``planaria run``: a job of one group, with the same bits."""
+        return self.settings.socket is None
+
+    @property
+    def state(self) -> Any:
+        """The newest state: after the loop, the result."""
+        if self._state is None:
+            raise UsageError("job.state is there once job.steps has been given a state")
+        return self._state.tree
+
+    def steps(self, total: int, state: Any, update: Update) -> Iterator[Step]:
+        """The steps 0 to ``total`` - 1, each committed exactly once by the job. A group that joins late, or comes back,
+        compiles first and then starts at the step where the others are, with their state.
+
+        Args:
+            state: any pytree of arrays and numbers, built alike on all groups: what peers give back. It is copied, so
+                the script may keep it. Arrays that are spread over devices (``NamedSharding``) stay so.
+            update: ``update(state, gradients)``, the next state: jitted, with the old state's memory for the new one,
+                and called only when no failure can take the step back. ``gradients`` are the mean over all shards.
+
+        Raises UsageError for a state that cannot be, before anything starts.
+        """
+        if self._state is not None:
+            raise UsageError("job.steps can be called once; put all steps into one loop")
+        if total < 1:
+            raise UsageError(f"job.steps needs at least one step, not {total}")
+        self._state = held = State(state, self.device)
+        session = Session(self.settings, SoleWorld(), self._page, held)
+        programs = Programs(held, update)
+
+        def introduce(address: str, joins: bool, looks: bool) -> Ready:
+            more = {"layout": held.layout, "steps": str(total), "program": programs.digest, **held.describe()}
+            if self.settings.check_state:
+                more["checks"] = str(self.settings.check_state)
+            prints = fingerprint(self.settings, self.exact, self.device, **more)
+            return Ready(session.member, address, prints, held.digest(), self.shards, total)
+
+        worker = Worker(session, held, programs, lambda: session.start(introduce))
+        return self._loop(worker)
+
+    def _loop(self, worker: Worker) -> Iterator[Step]:
+        ended = False
+        try:
+            while worker.goes_on():
+                step = Step(worker)
+                yield step
+                if not step.complete:
+                    raise UsageError(
+                        f"{self.settings.where}, step {worker.step}: the loop's body must go through all of "
+                        "step.shards() before it ends"
+                    )
+            worker.finish()
+            ended = True
+        finally:
+            if not ended:
+                worker.session.close()
+
+
+def init(
+    *,
+    shards: int | None = None,
+    seed: int = 0,
+    policy: Policy | str | None = None,
+    reduction: str | None = None,
+    exact: str | None = None,
+    check_state: int = 0,
+    device: str | None = None,
+) -> Job:
+    """Join the job that ``planaria run`` started; alone, be a job of one group. Call it before JAX makes an array: XLA
+    is pinned to one thread, unless NPROC says otherwise, because bits depend on the number of its threads.
+
+    Args:
+        shards: the global batch of every step is this many shards (V), whoever computes them. Part of what the
+            result depends on. ``planaria run --shards`` has the last word; default: the number of groups.
+        seed: of ``step.key``. Build the state from it too: all groups must begin with the same one.
+        policy: what happens to a lost group's shards: "redistribute" or "shrink".
+        reduction: "tree" (bit-exact), "fast" (same samples, rounding may differ), or "int8" or "fp8".
+        exact: "bits" (the weights of a run in which nothing failed) or "samples" (no sample is lost, rounding may
+            differ). Default: "bits" on a CPU, "samples" on GPUs, with "fast" and with the policy "shrink".
+        check_state: compare the groups' states in every step; 0: never.
+        device: "cpu" or "cuda"; default: what JAX takes. ``planaria run --device`` has the last word.
+
+    Raises UsageError naming the setting that cannot be.
+    """
+    name = policy.value if isinstance(policy, Policy) else policy
+    settings = read_settings(shards, seed, name, reduction, check_state=check_state)
+    for variable, option in _UNKNOWN.items():
+        if os.environ.get(variable):
+            raise UsageError(f"{settings.where}: planaria.jax cannot do {option}; leave it out")
+    if settings.recheck:
+        raise UsageError(f"{settings.where}: planaria.jax cannot do --recheck; leave it out")
+    if settings.world_size > 1:
+        raise UsageError(
+            f"{settings.where}: a group of planaria.jax is one process, not {settings.world_size}; give it several "
+            "devices, and leave out --nproc-per-group and --nnodes"
+        )
+    chosen = prepare(os.environ.get("PLANARIA_DEVICE") or device, settings.where)
+    promised = promise.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen.platform == "cpu")
+    job = Job(settings, chosen, promised)
+    if settings.socket is not None and chosen.platform != "cpu":
+        import torch
+
+        warm_up(torch.device("cuda", chosen.local_hardware_id or 0))
+    return job

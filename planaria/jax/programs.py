@@ -1,0 +1,162 @@
+"""The two programs of a step: the script's gradient, and its update with the mean gradient of all shards.
+
+Nothing in them depends on who takes part in the job, so a change of members never compiles anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xxhash
+from jax import Array
+from jax.tree_util import keystr, tree_flatten_with_path
+from torch import Tensor
+
+from planaria.errors import UsageError
+from planaria.exchange.layout import Layout
+from planaria.jax.state import State
+from planaria.jax.views import over
+
+Gradient = Callable[[Any, Any, Array], tuple[Any, Any]]
+Update = Callable[[Any, Any], Any]
+# Of gradient functions in one job: a script that makes a new one in every step compiles in every step.
+MOST = 8
+
+
+class Programs:
+    """Of one job."""
+
+    def __init__(self, state: State, update: Update) -> None:
+        self._state = state
+        self._update = update
+        self._gradients: dict[Gradient, Any] = {}  # by the script's function: what jax.jit made of it
+        self._compiled: Any = None  # the update
+        self._texts: dict[str, str] = {}  # by which program: a digest of what XLA is to compile
+        self._like: list[tuple[tuple[int, ...], np.dtype]] = []  # the leaves of a gradient
+        self._tree: Any = None
+
+    # --- gradients -------------------------------------------------------------------------------------------
+
+    def gradient(self, function: Gradient, batch: Any, key: Array, dry: bool) -> tuple[Any, Any]:
+        """What the script's function gives for a shard, not waited for."""
+        program = self._gradients.get(function)
+        if program is None:
+            if len(self._gradients) == MOST:
+                raise UsageError(
+                    f"step.grad was given {MOST + 1} different functions; each is compiled anew. Make the function "
+                    "once, outside of the loop, and give it what changes as part of the batch"
+                )
+            program = function if hasattr(function, "trace") else jax.jit(function)
+            self._gradients[function] = program
+        tree = self._state.tree
+        if dry:
+            self._texts[f"gradient {len(self._gradients)}"] = _digest(program.trace(tree, batch, key).lower())
+        result = program(tree, batch, key)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise UsageError(
+                f"the function given to step.grad returns {type(result).__name__}; it must return (gradients, "
+                "metrics), metrics a dict of scalars, or None"
+            )
+        return result
+
+    def leaves(self, gradients: Any) -> list[Array]:
+        """Those of one shard, which must be like those of all others. Raises UsageError naming what differs."""
+        found, tree = tree_flatten_with_path(gradients)
+        like = [(tuple(np.shape(leaf)), _dtype(keystr(path), leaf)) for path, leaf in found]
+        if self._tree is None:
+            if not found:
+                raise UsageError("a shard's gradients are an empty pytree; there is nothing to train")
+            self._tree, self._like = tree, like
+        if tree != self._tree or like != self._like:
+            both = zip(found, like, self._like, strict=False)
+            differ = [keystr(path) for (path, _), one, other in both if one != other]
+            what = ", ".join(differ[:5]) or f"their structure: {tree} and {self._tree}"
+            raise UsageError(f"the gradients of this shard are not like those before, at {what}")
+        return [leaf for _, leaf in found]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of a gradient's leaves."""
+        return [shape for shape, _ in self._like]
+
+    # --- the update ------------------------------------------------------------------------------------------
+
+    def apply(self, layout: Layout, buckets: Sequence[Tensor]) -> None:
+        """Make the state what the script's update makes of it and the mean gradient, and wait for it: ``buckets``
+        (flat fp32) are written again in the next exchange. The memory of the old state is used for the new one."""
+        self._state.leaves = self._run(self._state.leaves, layout, buckets)
+
+    def try_out(self, layout: Layout, buckets: Sequence[Tensor]) -> None:
+        """Compile the update by running it on a copy of the state."""
+        copy = [jax.device_put(jnp.copy(leaf), leaf.sharding) for leaf in self._state.leaves]
+        flats = self._flats(buckets)
+        self._texts["update"] = _digest(self._program(layout).trace(copy, flats).lower())
+        self._run(copy, layout, buckets)
+
+    @property
+    def digest(self) -> str:
+        """Of the text of all programs that were tried."""
+        text = " ".join(f"{name} {text}" for name, text in sorted(self._texts.items()))
+        return xxhash.xxh3_64_hexdigest(text.encode())
+
+    def _run(self, leaves: list[Array], layout: Layout, buckets: Sequence[Tensor]) -> list[Array]:
+        made: list[Array] = self._program(layout)(leaves, self._flats(buckets))
+        jax.block_until_ready(made)
+        return made
+
+    def _flats(self, buckets: Sequence[Tensor]) -> list[Array]:
+        return [jax.device_put(over(bucket), self._state.everywhere) for bucket in buckets]
+
+    def _program(self, layout: Layout) -> Any:
+        if self._compiled is None:
+            state, like, tree, update = self._state, self._like, self._tree, self._update
+
+            def body(leaves: list[Array], flats: list[Array]) -> list[Array]:
+                parts = [
+                    flats[slot.bucket][slot.offset : slot.offset + slot.numel].reshape(shape).astype(dtype)
+                    for slot, (shape, dtype) in zip(layout.slots, like, strict=True)
+                ]
+                return _checked(state, update(state.treedef.unflatten(leaves), tree.unflatten(parts)))
+
+            self._compiled = jax.jit(body, donate_argnums=0, out_shardings=state.shardings)
+        return self._compiled
+
+
+def _checked(state: State, made: Any) -> list[Array]:
+    """The leaves of what an update returns, in the form of the state's. Raises UsageError."""
+    found, tree = tree_flatten_with_path(made)
+    if tree != state.treedef:
+        theirs, ours = {f"state{keystr(path)}" for path, _ in found}, set(state.paths)
+        odd = [f"{path} is new" for path in sorted(theirs - ours)]
+        odd += [f"{path} is gone" for path in sorted(ours - theirs)]
+        what = "; ".join(odd[:5]) or f"{tree} is not {state.treedef}"
+        raise UsageError(f"the update returns a state of another structure: {what}")
+    leaves = []
+    for path, (_, leaf), old in zip(state.paths, found, state.leaves, strict=True):
+        new = jnp.asarray(leaf) if not isinstance(leaf, Array) else leaf
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise UsageError(
+                f"the update makes {path} {new.dtype}{list(new.shape)}, and it was {old.dtype}{list(old.shape)}: a "
+                "state keeps its types and shapes from step to step"
+            )
+        keeps = jnp.issubdtype(new.dtype, jax.dtypes.prng_key)
+        leaves.append(new if keeps else jax.lax.convert_element_type(new, new.dtype))
+    return leaves
+
+
+def _dtype(path: str, leaf: Any) -> np.dtype:
+    dtype: Any = getattr(leaf, "dtype", None)
+    if not isinstance(leaf, Array) or not jnp.issubdtype(dtype, jnp.floating):
+        raise UsageError(
+            f"the gradient at {path or 'the root'} is {dtype or type(leaf).__name__}; gradients are arrays of real "
+            "floating-point numbers: differentiate by such parameters only"
+        )
+    return jnp.dtype(dtype)
+
+
+def _digest(lowered: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(lowered.as_text().encode())

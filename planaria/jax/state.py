@@ -1,0 +1,248 @@
+"""The training state: a pytree of arrays, in a form that no change of members can make XLA compile for again.
+
+Its leaves travel by key path: a JSON header says what they are, then come the raw bytes of what each device holds. A
+treedef never travels (it holds functions, and would have to be pickled): every group builds its own state, and what
+comes is matched with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import xxhash
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import keystr, tree_flatten_with_path
+from torch import Tensor
+
+from planaria.errors import ProtocolError, UsageError
+from planaria.jax.views import Place, from_bytes, pieces, view
+
+VERSION = 1
+MAX_PROBLEMS = 5  # that a message lists
+MOST_ENTRIES = 150  # of a fingerprint, for the state: it may have 256 in all
+LONGEST = 200  # characters of the name of one: it may have 256
+KINDS = (Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What a leaf is, the same in every life of the script. A typed PRNG key is the numbers that it is made of."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    random: str  # the kind of generator, of a key; else empty
+    places: tuple[Place, ...]  # of the pieces that the group's devices hold, replicas once
+
+    def to_list(self) -> list[Any]:
+        return [self.path, self.dtype, list(self.shape), self.random, [list(map(list, each)) for each in self.places]]
+
+    @property
+    def form(self) -> str:
+        spread = f" in {len(self.places)} pieces" if len(self.places) > 1 else ""
+        return f"{self.dtype}{list(self.shape)}{' key ' + self.random if self.random else ''}{spread}"
+
+
+class State:
+    """The living state of a group. ``leaves`` are replaced by every step; what they are like never changes.
+
+    Every leaf of ``tree`` is copied (steps donate their memory), made strong in type and committed to where it lies:
+    weak types, and arrays that lie nowhere in particular, would each be another program. Python's numbers become
+    arrays. Raises UsageError naming the path of anything else.
+    """
+
+    def __init__(self, tree: Any, device: jax.Device) -> None:
+        self.treedef: Any
+        found, self.treedef = tree_flatten_with_path(tree)
+        if not found:
+            raise UsageError("job.steps needs a state with arrays in it; this one has none")
+        self._keys = [path for path, _ in found]
+        self.paths = [f"state{keystr(path)}" for path in self._keys]
+        self._everywhere = _everywhere([leaf for _, leaf in found], device)
+        self.leaves = [self._settled(path, leaf) for path, (_, leaf) in zip(self.paths, found, strict=True)]
+        self.shardings: list[Sharding] = [leaf.sharding for leaf in self.leaves]
+        self.kinds = [_kind(path, leaf) for path, leaf in zip(self.paths, self.leaves, strict=True)]
+
+    def _settled(self, path: str, leaf: Any) -> Array:
+        if not isinstance(leaf, KINDS):
+            raise UsageError(
+                f"{path} is {_said(leaf)}; a state can hold arrays and numbers only. Keep the rest out of "
+                "it (equinox.partition(model, equinox.is_array), flax.nnx.split(model), a TrainState's params and "
+                "opt_state)"
+            )
+        array = leaf if isinstance(leaf, Array) else jnp.asarray(leaf)
+        if not array.is_fully_addressable:
+            raise UsageError(f"{path} is spread over several processes; a group is one process (with any devices)")
+        if _is_key(array):  # its numbers have a dimension more; put as a healing puts them
+            return _keys_of(jnp.copy(_numbers(array)), str(jax.random.key_impl(array)), self._everywhere)
+        where = array.sharding if isinstance(array.sharding, NamedSharding) else self._everywhere
+        return jax.device_put(jnp.copy(jax.lax.convert_element_type(array, array.dtype)), where)
+
+    @property
+    def tree(self) -> Any:
+        return self.treedef.unflatten(self.leaves)
+
+    @property
+    def everywhere(self) -> Sharding:
+        """Where what all devices of the group need lies."""
+        return self._everywhere
+
+    @property
+    def layout(self) -> str:
+        """In words, for the fingerprint: how the state is spread changes bits."""
+        if not isinstance(self._everywhere, NamedSharding):
+            return "1"
+        mesh = ",".join(f"{name}={length}" for name, length in self._everywhere.mesh.shape.items())
+        both = zip(self.paths, self.shardings, strict=True)
+        spread = [f"{path}:{s.spec}" for path, s in both if isinstance(s, NamedSharding)]
+        return f"{mesh} {xxhash.xxh3_64_hexdigest(' '.join(spread).encode())}"
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients are exchanged."""
+        return view(next(pieces(_numbers(self.leaves[0])))[1]).device
+
+    def describe(self) -> dict[str, str]:
+        """What the leaves are, by path, for the fingerprint: two groups that differ are told where. Of large trees the
+        paths are cut, all as short as it needs, and digests stand for what is below."""
+        below: dict[str, list[Leaf]] = {}
+        for depth in range(max(map(len, self._keys)), -1, -1):
+            below = {}
+            for keys, kind in zip(self._keys, self.kinds, strict=True):
+                below.setdefault(f"state{keystr(keys[:depth])}", []).append(kind)
+            if len(below) <= MOST_ENTRIES and max(map(len, below)) <= LONGEST:
+                break
+        return {name: _summed(name, kinds) for name, kinds in below.items()}
+
+    # --- for peers -------------------------------------------------------------------------------------------
+
+    def checked(self, whole: bool) -> dict[str, Tensor]:
+        """Every piece of the state, by name: views. An optimizer's part of it cannot be told from the rest."""
+        return {
+            f"{path}{list(place)}" if place else path: view(data)
+            for path, leaf in zip(self.paths, self.leaves, strict=True)
+            for place, data in pieces(_numbers(leaf))
+        }
+
+    def capture(self, facts: Any) -> tuple[bytes, list[Tensor]]:
+        """(header, tensors): views, good until the next step. ``facts``: plain data that goes with it."""
+        header = {"version": VERSION, "leaves": [kind.to_list() for kind in self.kinds], "facts": facts}
+        tensors = [view(data) for leaf in self.leaves for _, data in pieces(_numbers(leaf))]
+        return json.dumps(header).encode(), tensors
+
+    def restore(self, header: bytes, tensors: Sequence[Tensor]) -> Any:
+        """Take over what ``capture`` gave elsewhere; ``tensors`` hold its bytes (uint8). Returns the facts.
+
+        Raises UsageError naming the paths that differ, and ProtocolError; then nothing is changed.
+        """
+        theirs, facts = _parse(header)
+        ours = {kind.path: kind for kind in self.kinds}
+        if theirs != ours:
+            raise UsageError(_misfit(theirs, ours))
+        rest = list(tensors)
+        if len(rest) != sum(len(kind.places) for kind in self.kinds):
+            raise ProtocolError(f"a state of {len(self.kinds)} leaves came with {len(rest)} pieces")
+        made = []
+        for kind, sharding in zip(self.kinds, self.shardings, strict=True):
+            mine, rest = rest[: len(kind.places)], rest[len(kind.places) :]
+            made.append(_rebuilt(kind, sharding, self._everywhere, dict(zip(kind.places, mine, strict=True))))
+        jax.block_until_ready(made)
+        self.leaves = made
+        return facts
+
+    def digest(self) -> str:
+        """xxh3_128 in hexadecimal over everything: equal for equal states, wherever they are."""
+        hasher = xxhash.xxh3_128(json.dumps([kind.to_list() for kind in self.kinds]).encode())
+        for leaf in self.leaves:
+            for _, data in pieces(_numbers(leaf)):
+                hasher.update(view(data).cpu().reshape(-1).view(torch.uint8).numpy().data)
+        return hasher.hexdigest()
+
+
+def _summed(name: str, kinds: Sequence[Leaf]) -> str:
+    if [kind.path for kind in kinds] == [name]:
+        return kinds[0].form
+    return xxhash.xxh3_64_hexdigest("\n".join(f"{kind.path} {kind.form}" for kind in kinds).encode())
+
+
+def _everywhere(leaves: Sequence[Any], device: jax.Device) -> Sharding:
+    placed = [leaf.sharding for leaf in leaves if isinstance(leaf, Array)]
+    meshes = {each.mesh for each in placed if isinstance(each, NamedSharding)}
+    if not meshes:
+        return SingleDeviceSharding(device)
+    if len(meshes) > 1:
+        raise UsageError(f"the arrays of the state are on {len(meshes)} different meshes; put all of them on one")
+    return NamedSharding(meshes.pop(), PartitionSpec())
+
+
+def _is_key(leaf: Array) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _numbers(leaf: Array) -> Array:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _keys_of(numbers: Array, kind: str, everywhere: Sharding) -> Array:
+    """Keys, whole on each device of the group."""
+    return jax.random.wrap_key_data(jax.device_put(numbers, everywhere), impl=kind)
+
+
+def _kind(path: str, leaf: Array) -> Leaf:
+    raw = _numbers(leaf)
+    random = str(jax.random.key_impl(leaf)) if raw is not leaf else ""
+    places = tuple(place for place, _ in pieces(raw))
+    return Leaf(path, raw.dtype.name, tuple(raw.shape), random, places)
+
+
+def _rebuilt(kind: Leaf, sharding: Sharding, everywhere: Sharding, parts: dict[Place, Tensor]) -> Array:
+    dtype = jnp.dtype(kind.dtype)
+    if kind.random:
+        (data,) = parts.values()
+        numbers = from_bytes(data, dtype, kind.shape, next(iter(sharding.device_set)))
+        return _keys_of(numbers, kind.random, everywhere)
+    arrays = []
+    for device, index in sharding.addressable_devices_indices_map(kind.shape).items():
+        place: Place = tuple(each.indices(size)[:2] for each, size in zip(index or (), kind.shape, strict=True))
+        shape = tuple(stop - start for start, stop in place)
+        arrays.append(from_bytes(parts[place], dtype, shape, device))
+    return jax.make_array_from_single_device_arrays(kind.shape, sharding, arrays)
+
+
+def _parse(header: bytes) -> tuple[dict[str, Leaf], Any]:
+    try:
+        parsed = json.loads(header)
+        if parsed["version"] != VERSION:
+            raise ProtocolError(f"a peer's state is not of version {VERSION}")
+        leaves = [
+            Leaf(path, dtype, tuple(shape), random, tuple(tuple((a, b) for a, b in each) for each in places))
+            for path, dtype, shape, random, places in parsed["leaves"]
+        ]
+        return {leaf.path: leaf for leaf in leaves}, parsed["facts"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"a peer's state cannot be read: {error}") from None
+
+
+def _misfit(theirs: dict[str, Leaf], ours: dict[str, Leaf]) -> str:
+    problems = [f"{path} is missing here" for path in theirs if path not in ours]
+    problems += [f"{path} is only here" for path in ours if path not in theirs]
+    both = [path for path in ours if path in theirs and ours[path] != theirs[path]]
+    problems += [f"{path} is {theirs[path].form} there but {ours[path].form} here" for path in both]
+    more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+    return (
+        f"the state of the job does not fit that of this group: {'; '.join(problems[:MAX_PROBLEMS])}{more}. Run the "
+        "same script with the same arguments"
+    )
+
+
+def _said(leaf: Any) -> str:
+    name = type(leaf).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,69 @@
+"""Between JAX and the exchange, which works on torch tensors: views without a copy (dlpack), and copies out of them.
+
+A view must be dropped before the array that it views is donated: donation then takes the memory away beneath it (on a
+GPU XLA refuses, on a CPU it silently copies). What comes the other way is copied into memory of XLA's own, for
+``device_put`` would keep looking at memory that others write again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+from torch import Tensor
+
+# Both sides know them as such; of other types (int4, rare kinds of fp8) only the bytes travel, by way of the host.
+_SHARED = frozenset(
+    {
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
+        *("float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
+    }
+)
+
+# One stretch per dimension: [start, stop).
+Place = tuple[tuple[int, int], ...]
+
+
+def pieces(array: Array) -> Iterator[tuple[Place, Array]]:
+    """What the devices of this process hold of an array, replicas once: where in the array, and what. Ascending."""
+    found = {_place(s.index, array.shape): s.data for s in array.addressable_shards if s.replica_id == 0}
+    return iter(sorted(found.items(), key=lambda item: item[0]))
+
+
+def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> Place:
+    return tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
+
+
+def view(array: Array) -> Tensor:
+    """A tensor over the memory of an array on one device, which it waits for; contiguous. Not to be written."""
+    if array.dtype.name in _SHARED:
+        return torch.from_dlpack(array)  # type: ignore[attr-defined]
+    return torch.from_numpy(np.asarray(array).reshape(-1).view(np.uint8).copy())
+
+
+def from_bytes(data: Tensor, dtype: np.dtype, shape: tuple[int, ...], device: jax.Device) -> Array:
+    """An array on ``device``, in memory of its own, of what ``data`` (uint8, aligned) holds."""
+    if data.device.type == "cpu":
+        host = data.numpy().view(dtype).reshape(shape)
+        return jax.device_put(jnp.array(host, copy=True), device)
+    raw = jax.dlpack.from_dlpack(data)
+    return jax.device_put(_reinterpreted(raw, dtype, shape), device)
+
+
+def _reinterpreted(raw: Array, dtype: np.dtype, shape: tuple[int, ...]) -> Array:
+    def body(raw: Array) -> Array:
+        if dtype == np.bool_:
+            return raw.reshape(shape).astype(np.bool_)
+        form = shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
+        return jax.lax.bitcast_convert_type(raw.reshape(form), dtype)
+
+    return jax.jit(body)(raw)
+
+
+def over(buffer: Tensor) -> Array:
+    """An array over the memory of a flat tensor. Whoever writes that changes the array: wait for what reads it."""
+    return jax.dlpack.from_dlpack(buffer)

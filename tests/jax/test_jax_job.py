@@ -1,0 +1,81 @@
+"""A job alone: what the loop gives, and what it refuses with one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import planaria.jax as pj
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PLANARIA_")]:
+        monkeypatch.delenv(name)
+
+
+def grad(state: Any, batch: Any, key: jax.Array) -> Any:
+    return jax.tree.map(lambda p: p - batch, state["w"]), {"loss": jnp.sum(state["w"])}
+
+
+def update(state: Any, gradients: Any) -> Any:
+    return {"w": state["w"] - 0.5 * gradients, "n": state["n"] + 1}
+
+
+def train(update: Callable[..., Any] = update, grad: Callable[[], Any] = lambda: grad, steps: int = 3) -> Any:
+    """``grad`` makes the function that each shard is computed by; None: none is."""
+    state = {"w": jnp.zeros(3), "n": 0}
+    job, step = pj.init(shards=2, seed=1), None
+    for step in job.steps(steps, state, update):
+        for shard in step.shards():
+            if (function := grad()) is not None:
+                step.grad(function, float(shard))
+    assert state["n"] == 0
+    return job, step
+
+
+def test_a_loop() -> None:
+    job, step = train()
+    # The mean of the shards' targets is 1/2: w = 1/2 - 1/2 * 2^-3. The loss is that before the last update.
+    assert job.state["w"].tolist() == [0.4375] * 3
+    assert (int(job.state["n"]), step.index, step.metrics, step.groups) == (3, 2, {"loss": 1.125}, (0,))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"update": lambda s, g: {**s, "n": s["n"] + 1.5}}, r"the update makes state\['n'\] float32\[\]"),
+        ({"update": lambda s, g: {"w": s["w"], "m": 1}}, r"state\['m'\] is new; state\['n'\] is gone"),
+        ({"grad": lambda: None}, "must give each shard's gradients"),
+        ({"grad": lambda: lambda *given: grad(*given), "steps": 30}, "was given 9 different functions"),
+        ({"grad": lambda: lambda *given: grad(*given)[0]}, r"must return \(gradients, metrics\)"),
+        ({"grad": lambda: lambda s, *_: ({"n": s["n"]}, None)}, r"the gradient at \['n'\] is int32"),
+        ({"grad": lambda: lambda s, b, _: (s["w"] * jnp.inf, None)}, "step 0: the gradient is not finite"),
+    ],
+)
+def test_what_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(pj.UsageError, match=said):
+        train(**wrong)
+
+
+@pytest.mark.parametrize(("name", "option"), [("PLANARIA_CHECKPOINT", "--checkpoint"), ("WORLD_SIZE", "--nproc-per")])
+def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch, name: str, option: str) -> None:
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(pj.UsageError, match=option):
+        pj.init()
+
+
+def test_threads_cannot_be_pinned_too_late() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "NPROC"}
+    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    text = "import jax.numpy as jnp; jnp.ones(3); import planaria.jax as pj; pj.init()"
+    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=170)
+    assert "call pj.init() first, or set NPROC=1" in done.stderr
