@@ -41,7 +41,8 @@ def become_rank(request: ForkRequest, middle: int, path: list[str], keep: frozen
         os.environ.update(request.env)
         os.chdir(request.cwd)
         _reseed()
-        answer_in(Path(request.env["PLANARIA_DIR"]))
+        if directory := request.env.get("PLANARIA_DIR"):
+            answer_in(Path(directory))
         faulthandler.enable()  # a crash in native code leaves its stacks in the log: nobody can ask again
         code = _run(request, path)
     except BaseException:
