@@ -23,6 +23,7 @@ from planaria.agent.ends import Ends
 from planaria.agent.events import EventLog
 from planaria.agent.health import Health, HealthWatch
 from planaria.agent.hosting import Hosting
+from planaria.agent.leaving import Leaving
 from planaria.agent.link import Link
 from planaria.agent.lives import Failure, Life, Lives
 from planaria.agent.moves import Moves
@@ -126,13 +127,13 @@ class Agent:
         self.moves = Moves(self)
         self.borrowing = Borrowing(self, assignment.lender)
         self.closing = Closing(self)
+        self.leaving = Leaving(self)
         self.hosting = Hosting(self)
         self.copies = CopiesWatch(self)
         self.link = Link(self._hello, self.told.again, self.orders.obey, self._on_note, self._on_refused)
         self.name = assignment.name or f"{assignment.host}-{uuid.uuid4().hex[:8]}"
         self.recoveries = RecoveryTimes()
         self._stopping = 0  # the signal that asked for an orderly end
-        self._leaving: asyncio.Task[None] | None = None  # a signal asked the groups here to leave
         self._outcome: tuple[int, str] | None = None
         self._news = asyncio.Event()
         self._beat_at = 0.0
@@ -162,7 +163,7 @@ class Agent:
                 code, reason = EXIT_FAILED, f"{reason}, but {self._mismatch}"
             self.events.add("end", reason, data={"exit_code": code})
         finally:
-            tasks += [*self.ends.close(), *([self._leaving] if self._leaving is not None else [])]
+            tasks += [*self.ends.close(), *self.leaving.close()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -197,7 +198,7 @@ class Agent:
     def interrupt(self, signum: int) -> None:
         """First: all ranks stop after the same commit. Second: everything ends now."""
         name = signal.Signals(signum).name
-        if self._stopping or self._leaving is not None:
+        if self._stopping or self.leaving.begun:
             self.events.add("stop", f"{name} again: everything is killed")
             self.finish(128 + signum, f"killed by a second {name}")
             for life in self.lives.alive():
@@ -205,27 +206,10 @@ class Agent:
             return
         if self.assignment.placed:
             self.events.add("stop", f"{name}: the groups here leave after the next commit; the others go on")
-            self._leaving = asyncio.get_running_loop().create_task(self._leave(signum))
+            self.leaving.begin(signum)
             return
         self.events.add("stop", f"{name}: the groups stop after the next commit; once more kills them")
         self.stop_in_order(signum)
-
-    async def _leave(self, signum: int) -> None:
-        """Have the lighthouse do without the groups here. Where it cannot (there is no other), the job stops in order:
-        its state is not lost if it keeps checkpoints."""
-        job, reason = self.assignment.spec.job, f"its agent got {signal.Signals(signum).name}"
-        groups = sorted(life.member.group for life in self.lives.alive())
-        if not groups:
-            self.finish(EXIT_LEFT, f"{reason}, and no group runs here")
-        while groups:
-            await self.link.up.wait()
-            why = await self.link.drain(job, groups[0], reason)
-            if why is None:
-                del groups[0]
-            elif self.link.up.is_set():
-                self.events.add("stop", f"group {groups[0]} cannot leave ({why}): it stops after the next commit")
-                self.stop_in_order(signum)
-                return
 
     def stop_in_order(self, signum: int) -> None:
         if self._stopping or self._outcome is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from planaria.agent.lives import Failure
 from planaria.agent.proc import signal_name
+from planaria.core.exits import EXIT_LEFT
 
 _RULE = 78
 _LATER_SHOWN = 5
@@ -32,6 +33,8 @@ class Summary:
     def outcome(self) -> str:
         if self.exit_code == 0:
             return "finished"
+        if self.exit_code == EXIT_LEFT:
+            return "left"
         return "stopped" if self.exit_code > 128 else "failed"
 
     @property
