@@ -421,7 +421,8 @@ class Keeper:
             return
         life.ended, life.exit_code, life.message = self._now, None, reason
         life.quick_failures = life.quick_failures if life.settled else life.quick_failures + 1
-        life.state, life.suspected_since = GroupState.DEAD, None
+        leaves = life.state is GroupState.DRAINING
+        life.state, life.suspected_since = GroupState.DRAINED if leaves else GroupState.DEAD, None
         if not complete:
             self.memory.node_failures += [NodeFailure(node, self._now, lost=True) for node in life.nodes]
         self._note("kill", f"group {group} (life {life.incarnation}) is given up: {reason}", group)

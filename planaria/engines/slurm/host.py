@@ -78,7 +78,7 @@ class SlurmHost:
         self._asked = False
         return hosted
 
-    async def _jobs(self) -> list[commands.SlurmJob]:
+    async def _jobs(self) -> Sequence[commands.SlurmJob]:
         return [job for job in await commands.jobs() if job.id not in self._before]
 
     def _why(self, life: tuple[int, int], job: commands.SlurmJob) -> str:
