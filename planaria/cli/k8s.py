@@ -76,7 +76,8 @@ def resource(options: RunOptions, ctx: typer.Context) -> Object:
     if not container.get("image"):
         raise UsageError("--engine k8s: give the --image in which the script is, or a --pod-template that names one")
     words = engines.words_of(ctx, _IN_FIELDS)
-    container["args"] = [*words, options.script, *options.args]
+    # Kubernetes would put in variables of the container for $(NAME).
+    container["args"] = [word.replace("$", "$$") for word in (*words, options.script, *options.args)]
     body: Object = {
         "apiVersion": JOBS.version,
         "kind": JOBS.kind,
@@ -122,12 +123,18 @@ async def _follow(api: Api, namespace: str, name: str) -> int:
     told = ""
     try:
         while True:
-            status: dict[str, Any] = (await api.get(JOBS, namespace, name)).get("status") or {}
-            line = _line(status)
+            try:
+                status: dict[str, Any] = (await api.get(JOBS, namespace, name)).get("status") or {}
+                pods = (await api.list(PODS, namespace, f"{JOB}={name},{ROLE}=trainer"))["items"]
+                line = _line(status)
+            except ApiError as error:
+                if not error.passing:
+                    raise
+                status, pods, line = {}, [], f"{error}; the job goes on, and so does this"
             if line != told:
                 told = line
                 print(f"[planaria] {line}", file=sys.stderr)
-            for pod in (await api.list(PODS, namespace, f"{JOB}={name},{ROLE}=trainer"))["items"]:
+            for pod in pods:
                 if pod["metadata"]["uid"] not in following and pod.get("status", {}).get("phase") != "Pending":
                     log = _log(api, namespace, pod["metadata"]["name"], print)
                     following[pod["metadata"]["uid"]] = asyncio.ensure_future(log)

@@ -26,6 +26,7 @@ _FILES = (
     "forkserver.log",
 )
 _GROUP = re.compile(r"rg[0-9]+|standbys")
+_LEFT = re.compile(r"rg[0-9]+(-i[0-9]+)?|standbys")  # by groups, here or in jobs of a scheduler
 _EARLIER = re.compile(r"earlier-([0-9]+)")
 _INCARNATION = re.compile(r"i([0-9]+)")
 
@@ -139,7 +140,7 @@ def move_groups_aside(directory: Path) -> None:
 
 
 def _groups(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if _GROUP.fullmatch(path.name) and path.is_dir()]
+    return [path for path in directory.iterdir() if _LEFT.fullmatch(path.name) and path.is_dir()]
 
 
 def _set_aside(directory: Path, paths: list[Path]) -> None:

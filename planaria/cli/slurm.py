@@ -34,7 +34,7 @@ from planaria.engines import memory as memories
 from planaria.engines.desk import LighthouseDesk
 from planaria.engines.keeper import HostAway, HostState, Keeper, Tick
 from planaria.engines.slurm import commands, scripts
-from planaria.engines.slurm.host import SlurmHost
+from planaria.engines.slurm.host import SlurmHost, jobs_before
 from planaria.engines.slurm.steps import StepHost
 from planaria.errors import UsageError
 from planaria.lighthouse.server import refuse_strangers
@@ -44,6 +44,7 @@ from planaria.wire.token import ENVIRONMENT as TOKEN
 
 LIGHTHOUSE = "lighthouse.addr"
 MEMORY = "keeper.json"
+BEFORE = "jobs_before.json"  # numbers of jobs of earlier runs of the same name
 # The same for every group, or said by the supervisor.
 _NOT_FOR_GROUPS = (
     *("first_group", "local_groups", "placed", "node_rank", "nnodes", "group_addr", "job", "log_dir", "lighthouse"),
@@ -73,11 +74,20 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
     commands.check_present()
     with held(options.log_dir):
         if not _goes_on(options):
+            before = frozenset[str]() if whole else asyncio.run(_jobs_before(options))
             move_aside(options.log_dir)
             with usable(options.log_dir):
                 for name in (MEMORY, LIGHTHOUSE):
                     (options.log_dir / name).unlink(missing_ok=True)
+                (options.log_dir / BEFORE).write_text(json.dumps(sorted(before)))
         return asyncio.run(_Supervisor(options, template, allocation if whole else "").run())
+
+
+async def _jobs_before(options: RunOptions) -> frozenset[str]:
+    try:
+        return await jobs_before(options.job)
+    except HostAway as error:
+        raise UsageError(f"--engine slurm: {error}; try again") from None
 
 
 async def _submit(script: str, options: RunOptions) -> int:
@@ -141,11 +151,13 @@ class _Supervisor:
             self._events = EventLog(options.log_dir / "events.jsonl")
         self._pump = LogPump()
         self._events.listen(lambda event: self._pump.say(f"[planaria] {event.text}"))
-        self._host: SlurmHost | StepHost = SlurmHost(template, self._events.add)
+        self._host: SlurmHost | StepHost
         if allocation:
             self._host = StepHost(template, allocation)
+        else:
+            self._host = SlurmHost(template, self._events.add, _read_before(options.log_dir / BEFORE))
         self._status: JobStatus | None = None
-        self._followed: set[Path] = set()
+        self._followed: dict[int, Path] = {}  # by group
 
     async def run(self) -> int:
         """The exit code of the job. No job is left."""
@@ -264,8 +276,10 @@ class _Supervisor:
             return
         for group, life in memory.lives.items():
             log = scripts.directory_of(directory, group, life.incarnation) / "slurm.log"
-            if log not in self._followed:
-                self._followed.add(log)
+            if (shown := self._followed.get(group)) != log:
+                if shown is not None:
+                    self._pump.release(shown)
+                self._followed[group] = log
                 self._pump.follow(f"rg{group}-i{life.incarnation}", log, sys.stdout)
 
     def _lighthouse(self) -> LighthouseChild:
@@ -294,8 +308,16 @@ class _Supervisor:
         }
         for name, text in ((LIGHTHOUSE, address), ("run.json", json.dumps(run, indent=2))):
             draft = options.log_dir / f"{name}.partial"
-            draft.write_text(text + "\n")
-            draft.rename(options.log_dir / name)
+            with usable(options.log_dir):
+                draft.write_text(text + "\n")
+                draft.rename(options.log_dir / name)
+
+
+def _read_before(path: Path) -> frozenset[str]:
+    try:
+        return frozenset(map(str, json.loads(path.read_text())))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path} is not what a supervisor has written ({error}); give another --log-dir") from None
 
 
 def _is_free(host: str, port: int) -> bool:

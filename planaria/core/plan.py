@@ -362,8 +362,10 @@ def _too_few(spec: PlanSpec, seen: Observed, now: float) -> Finish | Suspend | N
 def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
     decision = _Decision()
     # With fewer wanted the dead are dropped first, which costs nothing (and they may be without budget to
-    # return), then those that only wait, then the highest ids.
-    places = [g for state in (GroupState.RUNNING, GroupState.PENDING, GroupState.DEAD) for g in seen.having(state)]
+    # return), then those that only wait, then suspects (the others could not leave if one were all that stays), then
+    # the highest ids.
+    working = sorted(seen.having(GroupState.RUNNING), key=lambda g: g.suspected_since is not None)
+    places = [*working, *(g for state in (GroupState.PENDING, GroupState.DEAD) for g in seen.having(state))]
     staying, leaving = places[: spec.wanted], places[spec.wanted :]
     decision.actions += [Drain(g.group) for g in leaving if not _needed(g, staying, seen)]
     left = _budget_left(spec, seen, now)
@@ -386,6 +388,13 @@ def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
             else:
                 decision.due.append(due)
     decision.actions += wish[:left]
+    for g in seen.having(GroupState.DRAINING):  # a suspect does not leave by itself; nothing comes after it
+        if g.suspected_since is not None:
+            due = g.suspected_since + spec.suspect_patience
+            if now >= due:
+                decision.actions.append(Kill(g.group, _suspicion(g, now)))
+            else:
+                decision.due.append(due)
     recent = _recent(spec, seen, now)
     if len(wish) > left and recent:
         decision.due.append(min(recent) + spec.budget_window)

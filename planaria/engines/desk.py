@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Protocol
 
 from planaria.core.roster import JobStatus
@@ -40,7 +41,7 @@ class LighthouseDesk:
     def __init__(self, addresses: str, job: str) -> None:
         self._client = OperatorClient(addresses)
         self._job = job
-        self._seen: Hashable = None
+        self._seen: Hashable = None  # of the newest look; None: it did not answer
 
     def close(self) -> None:
         self._client.close()
@@ -49,20 +50,18 @@ class LighthouseDesk:
         try:
             jobs = await asyncio.to_thread(self._client.statuses)
         except UsageError as error:
+            self._seen = None
             raise Away(str(error)) from None
         status = next((job for job in jobs if job.job == self._job), None)
         self._seen = _gist(status)
         return status
 
     async def changed(self) -> None:
-        before, now = self._seen, self._seen
-        while now == before:
+        before = self._seen
+        while self._seen == before:
             await asyncio.sleep(LOOK_SECONDS)
-            try:
+            with suppress(Away):
                 await self.look()
-                now = self._seen
-            except Away:
-                now = None
 
     async def evict(self, group: int) -> str | None:
         return await self._verb(self._client.evict, group)

@@ -144,6 +144,7 @@ class Keeper:
         self._newest_step, self._progress_at = -1, 0.0
         self._looked = False  # the scheduler was asked before
         self._again = False  # something could not be done now
+        self._unheard = False  # the lighthouse did not answer when it was asked last
         self._said: dict[int, str] = {}
 
     async def run(
@@ -163,9 +164,13 @@ class Keeper:
         """Look once and do what is to be done. UsageError if the scheduler refuses a group for good."""
         self._now, self._again = max(self._now, self._clock()), False
         try:
+            if self._unheard:  # nothing is decided without it, and schedulers are to be left in peace
+                await self._desk.look()
             hosted = await self._host.list()
             self._status = await self._desk.look()
+            self._unheard = False
         except (HostAway, Away) as error:
+            self._unheard = self._unheard or isinstance(error, Away)
             self._say(-1, str(error), "away")
             return Tick(None, self._now + RETRY_SECONDS, self._status)
         self._said.pop(-1, None)
@@ -416,7 +421,8 @@ class Keeper:
             return
         life.ended, life.exit_code, life.message = self._now, None, reason
         life.quick_failures = life.quick_failures if life.settled else life.quick_failures + 1
-        life.state, life.suspected_since = GroupState.DEAD, None
+        leaves = life.state is GroupState.DRAINING
+        life.state, life.suspected_since = GroupState.DRAINED if leaves else GroupState.DEAD, None
         if not complete:
             self.memory.node_failures += [NodeFailure(node, self._now, lost=True) for node in life.nodes]
         self._note("kill", f"group {group} (life {life.incarnation}) is given up: {reason}", group)

@@ -45,9 +45,12 @@ def prepare(wanted: str | None, where: str) -> jax.Device:
             jax.config.update("jax_platforms", wanted)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # for sums, which do not depend on it
     try:
-        return jax.local_devices()[0]
+        device = jax.local_devices()[0]
     except RuntimeError as error:
         raise UsageError(f"{where}: JAX has no device: {error}") from None
+    if wanted and (device.platform == "cpu") != (wanted == "cpu"):
+        raise UsageError(f"{where}: JAX runs on {device.platform} already, not on {wanted}; call pj.init() first")
+    return device
 
 
 def _begun() -> bool:

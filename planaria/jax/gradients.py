@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.core.tree import Node, merge_plan
 from planaria.exchange.layout import Layout
-from planaria.jax.views import pieces, view
+from planaria.jax.views import pieces, settle, view
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +80,7 @@ class Sums:
             target = own.buckets[slot.bucket][slot.offset : slot.offset + slot.numel].view(shape)
             for place, data in pieces(gradient):
                 target[tuple(slice(*each) for each in place)].copy_(view(data))
+        settle(self._device)
         node = Node(shard, shard + 1)
         for merge in merges:
             sibling = self._held.pop(merge.right if node == merge.left else merge.left)

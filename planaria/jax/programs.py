@@ -19,7 +19,7 @@ from torch import Tensor
 from planaria.errors import UsageError
 from planaria.exchange.layout import Layout
 from planaria.jax.state import State
-from planaria.jax.views import over
+from planaria.jax.views import SHARED, over
 
 Gradient = Callable[[Any, Any, Array], tuple[Any, Any]]
 Update = Callable[[Any, Any], Any]
@@ -154,6 +154,10 @@ def _dtype(path: str, leaf: Any) -> np.dtype:
         raise UsageError(
             f"the gradient at {path or 'the root'} is {dtype or type(leaf).__name__}; gradients are arrays of real "
             "floating-point numbers: differentiate by such parameters only"
+        )
+    if dtype.name not in SHARED:  # only its bytes could be read
+        raise UsageError(
+            f"the gradient at {path or 'the root'} is {dtype}, which cannot be added up; cast it to float32"
         )
     return jnp.dtype(dtype)
 

@@ -78,7 +78,13 @@ class State:
                 "it (equinox.partition(model, equinox.is_array), flax.nnx.split(model), a TrainState's params and "
                 "opt_state)"
             )
-        array = leaf if isinstance(leaf, Array) else jnp.asarray(leaf)
+        try:
+            array = leaf if isinstance(leaf, Array) else jnp.asarray(leaf)
+        except (TypeError, ValueError, OverflowError):
+            what = f"{leaf.dtype} array" if isinstance(leaf, np.ndarray) else f"number {leaf}"
+            raise UsageError(
+                f"{path} is the {what}, of which JAX makes no array (integers have 32 bits in it)"
+            ) from None
         if not array.is_fully_addressable:
             raise UsageError(f"{path} is spread over several processes; a group is one process (with any devices)")
         if _is_key(array):  # its numbers have a dimension more; put as a healing puts them
@@ -144,9 +150,8 @@ class State:
         Raises UsageError naming the paths that differ, and ProtocolError; then nothing is changed.
         """
         theirs, facts = _parse(header)
-        ours = {kind.path: kind for kind in self.kinds}
-        if theirs != ours:
-            raise UsageError(_misfit(theirs, ours))
+        if theirs != self.kinds:
+            raise UsageError(_misfit(theirs, self.kinds))
         rest = list(tensors)
         if len(rest) != sum(len(kind.places) for kind in self.kinds):
             raise ProtocolError(f"a state of {len(self.kinds)} leaves came with {len(rest)} pieces")
@@ -217,7 +222,7 @@ def _rebuilt(kind: Leaf, sharding: Sharding, everywhere: Sharding, parts: dict[P
     return jax.make_array_from_single_device_arrays(kind.shape, sharding, arrays)
 
 
-def _parse(header: bytes) -> tuple[dict[str, Leaf], Any]:
+def _parse(header: bytes) -> tuple[list[Leaf], Any]:
     try:
         parsed = json.loads(header)
         if parsed["version"] != VERSION:
@@ -226,16 +231,20 @@ def _parse(header: bytes) -> tuple[dict[str, Leaf], Any]:
             Leaf(path, dtype, tuple(shape), random, tuple(tuple((a, b) for a, b in each) for each in places))
             for path, dtype, shape, random, places in parsed["leaves"]
         ]
-        return {leaf.path: leaf for leaf in leaves}, parsed["facts"]
+        return leaves, parsed["facts"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a peer's state cannot be read: {error}") from None
 
 
-def _misfit(theirs: dict[str, Leaf], ours: dict[str, Leaf]) -> str:
+def _misfit(there: Sequence[Leaf], here: Sequence[Leaf]) -> str:
+    theirs, ours = ({leaf.path: leaf for leaf in each} for each in (there, here))
     problems = [f"{path} is missing here" for path in theirs if path not in ours]
     problems += [f"{path} is only here" for path in ours if path not in theirs]
     both = [path for path in ours if path in theirs and ours[path] != theirs[path]]
     problems += [f"{path} is {theirs[path].form} there but {ours[path].form} here" for path in both]
+    if not problems:  # an OrderedDict that was filled in the order of a set, say
+        moved = next(ours for theirs, ours in zip(there, here, strict=True) if theirs != ours)
+        problems = [f"its leaves are in another order there, from {moved.path} on"]
     more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
     return (
         f"the state of the job does not fit that of this group: {'; '.join(problems[:MAX_PROBLEMS])}{more}. Run the "

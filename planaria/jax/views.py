@@ -8,6 +8,7 @@ GPU XLA refuses, on a CPU it silently copies). What comes the other way is copie
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jax import Array
 from torch import Tensor
 
 # Both sides know them as such; of other types (int4, rare kinds of fp8) only the bytes travel, by way of the host.
-_SHARED = frozenset(
+SHARED = frozenset(
     {
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
         *("float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
@@ -40,30 +41,35 @@ def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> Place:
 
 def view(array: Array) -> Tensor:
     """A tensor over the memory of an array on one device, which it waits for; contiguous. Not to be written."""
-    if array.dtype.name in _SHARED:
+    if array.dtype.name in SHARED:
         return torch.from_dlpack(array)  # type: ignore[attr-defined]
     return torch.from_numpy(np.asarray(array).reshape(-1).view(np.uint8).copy())
 
 
 def from_bytes(data: Tensor, dtype: np.dtype, shape: tuple[int, ...], device: jax.Device) -> Array:
     """An array on ``device``, in memory of its own, of what ``data`` (uint8, aligned) holds."""
-    if data.device.type == "cpu":
-        host = data.numpy().view(dtype).reshape(shape)
+    # XLA makes no complex numbers of bytes, and nothing of no memory.
+    if data.device.type == "cpu" or dtype.kind == "c" or not data.numel():
+        host = data.cpu().numpy().view(dtype).reshape(shape)
         return jax.device_put(jnp.array(host, copy=True), device)
-    raw = jax.dlpack.from_dlpack(data)
-    return jax.device_put(_reinterpreted(raw, dtype, shape), device)
+    return jax.device_put(_reinterpreted(jax.dlpack.from_dlpack(data), dtype, shape), device)
 
 
+@partial(jax.jit, static_argnums=(1, 2))
 def _reinterpreted(raw: Array, dtype: np.dtype, shape: tuple[int, ...]) -> Array:
-    def body(raw: Array) -> Array:
-        if dtype == np.bool_:
-            return raw.reshape(shape).astype(np.bool_)
-        form = shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
-        return jax.lax.bitcast_convert_type(raw.reshape(form), dtype)
-
-    return jax.jit(body)(raw)
+    if dtype == np.bool_:
+        return raw.reshape(shape).astype(np.bool_)
+    form = shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
+    return jax.lax.bitcast_convert_type(raw.reshape(form), dtype)
 
 
 def over(buffer: Tensor) -> Array:
     """An array over the memory of a flat tensor. Whoever writes that changes the array: wait for what reads it."""
     return jax.dlpack.from_dlpack(buffer)
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what torch reads on its current stream. Before views are dropped, or what they view is donated: XLA
+    knows nothing of that stream, and would give the memory to others while it is read."""
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()

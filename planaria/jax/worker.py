@@ -27,6 +27,7 @@ from planaria.exchange.tree_exchange import TreeExchange
 from planaria.jax.gradients import Sums
 from planaria.jax.programs import Gradient, Programs
 from planaria.jax.state import State
+from planaria.jax.views import settle
 from planaria.rank.gauges import Gauges
 from planaria.rank.journal import Journal
 from planaria.rank.nonfinite import stop_on_nonfinite
@@ -177,7 +178,7 @@ class Worker:
             raise UsageError(f"{self.settings.where}: step.grad must be called in the body of step.shards()")
         with self._told(f"step {self.step}, shard {self.shard}"):
             gradients, metrics = self._programs.gradient(function, batch, self.key(self.shard), self.dry)
-        self.add(gradients, metrics or {})
+        self.add(gradients, {} if metrics is None else metrics)
         return metrics
 
     def add(self, gradients: Any, metrics: Mapping[str, Any]) -> None:
@@ -185,6 +186,8 @@ class Worker:
         where = f"{self.settings.where}, step {self.step}"
         if self.shard is None:
             raise UsageError(f"{where}: gradients of a shard are given once, in the body of step.shards()")
+        if not isinstance(metrics, Mapping):
+            raise UsageError(f"{where}: metrics are a dict of scalars, not {type(metrics).__name__}")
         names = tuple(sorted(metrics))
         if self._names is None and len(names) > METRICS:
             raise UsageError(f"{where}: at most {METRICS} metrics can be recorded, not {len(names)}")
@@ -304,6 +307,7 @@ class Worker:
             if communicator.rank in order.sources:
                 header, tensors = self.state.capture({"metrics": self.metrics})
                 healing.serve(communicator, tensors, header, order.sources, order.healers)
+                settle(self.state.device)
             return lambda: True
         pending = healing.receive(communicator, order.sources, order.healers)
         healed = pending.wait(lambda: self.session.stopped_waiting(order.quorum))

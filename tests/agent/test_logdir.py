@@ -23,14 +23,15 @@ def test_traces_of_a_run_are_moved_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "rgx").mkdir()
     (tmp_path / "earlier-2").mkdir()
-    for name in ("rg0", "rg12", "standbys"):
+    for name in ("rg0", "rg12", "rg3-i14", "standbys"):
         (tmp_path / name).mkdir()
     for name in ("events.jsonl", "summary.json", "lighthouse.db", "lighthouse.db-wal"):
         (tmp_path / name).touch()
     logdir.move_aside(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*mine, "rgx", "earlier-2", "earlier-3"}
     moved = {path.name for path in (tmp_path / "earlier-3").iterdir()}
-    runs = {"run.json", "rg0", "rg12", "standbys", "events.jsonl", "summary.json", "lighthouse.db", "lighthouse.db-wal"}
+    runs = {"run.json", "rg0", "rg12", "rg3-i14", "standbys", "events.jsonl", "summary.json"}
+    runs |= {"lighthouse.db", "lighthouse.db-wal"}
     assert moved == runs
 
 

@@ -209,6 +209,14 @@ def test_the_last_group_with_the_state_is_not_drained_before_another_has_healed(
 # --- suspects -----------------------------------------------------------------------------------------------
 
 
+def test_of_two_a_suspect_is_the_one_to_leave_and_who_does_not_leave_is_ended() -> None:
+    doubted = group(0, suspected_since=NOW)
+    assert plan(spec(1), seen(doubted, group(1)), NOW) == [Drain(0)]
+    view, at = seen(replace(doubted, state=DRAINING), group(1)), NOW + PlanSpec(1).suspect_patience
+    assert plan(spec(1), view, NOW) == [] and next_wakeup(spec(1), view, NOW) == at
+    assert plan(spec(1), view, at) == [Kill(0, "group 0 (incarnation 0) has been suspected for 30 s")]
+
+
 def test_a_suspect_is_given_time_to_come_back_and_then_replaced() -> None:
     asked = spec(2, suspect_patience=30.0)
     view = seen(group(0), group(1, suspected_since=NOW))

@@ -58,6 +58,11 @@ def test_a_loop() -> None:
         ({"grad": lambda: lambda *given: grad(*given), "steps": 30}, "was given 9 different functions"),
         ({"grad": lambda: lambda *given: grad(*given)[0]}, r"must return \(gradients, metrics\)"),
         ({"grad": lambda: lambda s, *_: ({"n": s["n"]}, None)}, r"the gradient at \['n'\] is int32"),
+        (
+            {"grad": lambda: lambda s, *_: (s["w"].astype(jnp.float8_e5m2fnuz), None)},
+            "the gradient at the root is float8",
+        ),
+        ({"grad": lambda: lambda s, *_: (s["w"], s["w"])}, "metrics are a dict of scalars, not ArrayImpl"),
         ({"grad": lambda: lambda s, b, _: (s["w"] * jnp.inf, None)}, "step 0: the gradient is not finite"),
     ],
 )
@@ -71,6 +76,12 @@ def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch, name: str, o
     monkeypatch.setenv(name, "2")
     with pytest.raises(pj.UsageError, match=option):
         pj.init()
+
+
+def test_another_device_than_the_one_that_is_wanted_is_refused() -> None:
+    jnp.ones(3)
+    with pytest.raises(pj.UsageError, match="JAX runs on cpu already, not on cuda"):
+        pj.init(device="cuda")
 
 
 def test_threads_cannot_be_pinned_too_late() -> None:

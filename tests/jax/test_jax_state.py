@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
@@ -104,6 +105,12 @@ def test_paths_that_differ_are_named() -> None:
     assert made().describe()["state['key']"] == "uint32[2] key threefry2x32"
 
 
+def test_leaves_in_another_order_are_not_taken_for_each_other() -> None:
+    ours, theirs = (State(OrderedDict.fromkeys(names, jnp.ones(2)), jax.devices()[0]) for names in ("ab", "ba"))
+    with pytest.raises(UsageError, match=r"in another order there, from state\['a'\] on"):
+        ours.restore(*theirs.capture(None))
+
+
 def test_a_large_state_is_described_in_few_entries() -> None:
     layers: list[Any] = [{"w": np.ones(2), "b": np.ones(1)} for _ in range(MOST_ENTRIES // 2 + 10)]
     state = State({"layers": layers, "count": 0}, jax.devices()[0])
@@ -120,6 +127,8 @@ def test_a_large_state_is_described_in_few_entries() -> None:
         ({"f": [jax.nn.relu]}, r"state\['f'\]\[0\] is "),
         ({"name": "resnet"}, r"state\['name'\] is a str"),
         ({}, "a state with arrays in it"),
+        ({"n": 2**40}, r"state\['n'\] is the number 1099511627776, of which JAX makes no array"),
+        ({"n": np.array(["a"])}, r"state\['n'\] is the <U1 array"),
     ],
 )
 def test_what_no_state_is(tree: Any, said: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planaria.engines.kubernetes import crd
@@ -56,8 +57,10 @@ def happen(world: World, what: str, number: int) -> None:
             world.memory = Memory.of(status_of(world.wanted, seen, world.memory, groups, "", 0, {}))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(EVENTS)
+@example([("run", 0), ("run", 0), ("lose", 0), ("scale", 0)])  # who stays is lost, and its node with it
+@example([("run", 0), ("run", 0), ("lose", 1), ("scale", 0)])  # who leaves
 def test_never_two_lives_and_in_the_end_as_many_as_wanted(events: list[tuple[str, int]]) -> None:
     world = World(job(3, maxReplacements=1000))
     for what, number in events:
@@ -66,6 +69,9 @@ def test_never_two_lives_and_in_the_end_as_many_as_wanted(events: list[tuple[str
         assert all(len(set(lives)) == 1 for lives in world.living().values()), world.living()
     world.answers = True
     world.settle()
+    if not world.running():  # whoever alone holds the state is waited for until somebody removes its node
+        world.pods = {name: pod for name, pod in world.pods.items() if name not in world.lost}
+        world.settle()
     assert world.memory.outcome is None
     assert len(world.running()) == world.body["spec"]["replicaGroups"]["desired"]
     assert len(world.living()) == len(world.running())
@@ -85,6 +91,24 @@ def test_a_lost_node_is_evicted_first_and_then_replaced() -> None:
         world.now += 2.0
     assert kinds.index("Evict") < kinds.index("Create") and kinds.count("Create") == 1
     assert "j-rg1-1" in world.pods
+
+
+def test_on_a_lost_node_who_never_met_the_lighthouse_is_replaced_without_asking_it() -> None:
+    """It would refuse to take for dead whom it does not know."""
+    world = World(job(3))
+    world.settle(3)
+    world.exit("j-rg1-0", 1)
+    world.look()
+    world.pods["j-rg1-1"]["status"]["phase"] = "Running"
+    world.lost.add("j-rg1-1")
+    world.noticed = True
+    status = world.status
+    world.status = lambda: replace(status(), groups=tuple(g for g in status().groups if g.member.group != 1))  # type: ignore[method-assign]
+    done = []
+    for _ in range(6):
+        done += world.look().operations
+        world.now += 2.0
+    assert not [o for o in done if isinstance(o, Evict)] and "j-rg1-2" in world.pods
 
 
 def test_nothing_is_replaced_whose_end_nobody_can_be_told_of() -> None:
@@ -192,6 +216,10 @@ BAD = [
     ({"template": {"spec": {"containers": []}}}, "containers is empty"),
     (one(), "args"),
     (one(args=["--groups=3", "x.py"]), "--groups=3"),
+    (one(args="x.py"), "args"),
+    (one(args=["x.py"], env=["A=1"]), "containers.0.env must be a list of mappings"),
+    ({"template": {"spec": [1]}}, "spec.template.spec must be a mapping"),
+    ({"template": {"metadata": ["a"], **one(args=["x.py"])["template"]}}, "spec.template.metadata must be a mapping"),
     ({"template": {"spec": {"restartPolicy": "Always", **one(args=["x.py"])["template"]["spec"]}}}, "restartPolicy"),
 ]
 

@@ -53,6 +53,7 @@ class World:
     complete: bool = False
     majority: bool = True  # else the lighthouse keeps members that it cannot hear
     asked: list[tuple[int, int, tuple[str, ...]]] = field(default_factory=list)
+    listed: int = 0  # how often the scheduler was asked
 
     # --- the cluster -----------------------------------------------------------------------------------------
 
@@ -74,6 +75,7 @@ class World:
                 self.end(life, 143)
 
     async def list(self) -> Sequence[Hosted]:
+        self.listed += 1
         self._in_reach("host")
         return [
             Hosted(x.group, x.incarnation, x.state, (x.node,) if x.node else (), x.exit_code, x.since, lost=x.lost)

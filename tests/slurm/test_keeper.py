@@ -139,7 +139,11 @@ async def test_while_the_lighthouse_is_away_nothing_is_decided() -> None:
     job.world.away = "desk"
     job.world.end(job.world.lives[0], 137)
     tick = await job.tick()
+    listed = job.world.listed
+    for _ in range(5):
+        tick = await job.tick()
     assert job.world.asked == before and tick.wakeup is not None
+    assert job.world.listed == listed, "the scheduler cannot help"
     job.world.away = ""
     await job.tick()
     assert job.world.asked[-1][:2] == (job.world.lives[0].group, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from planaria.engines.keeper import HostState
 from planaria.engines.slurm.commands import SlurmJob, expand, parse
-from planaria.engines.slurm.scripts import Template, life_in, name_of, options_given, render
+from planaria.engines.slurm.scripts import Template, life_in, name_of, options_given, render, whole
 from planaria.errors import UsageError
 
 TEMPLATE = Template(
@@ -36,7 +36,7 @@ def run(text: str, code: int, tmp_path: Path, name: str = "n1") -> tuple[int, li
     tools = {
         "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
         "scontrol": 'echo "NodeName=$3 NodeAddr=10.0.0.7 Port=1"',
-        "python": f'printf "%s\\n" "$@" > "{tmp_path}/words"; exit {code}',
+        "python": f'printf "%s\\n" "$@" > "{tmp_path}/words"; env > "{tmp_path}/env"; exit {code}',
     }
     for tool, body in tools.items():
         (tmp_path / tool).write_text(f"#!/bin/bash\n{body}\n")
@@ -58,6 +58,13 @@ def test_the_job_of_a_group(tmp_path: Path) -> None:
     assert words[:8] == ["-m", "planaria", "run", "--groups", "3", "--shards", "6", "--job"]
     assert words[-7:] == ["--log-dir", "/logs/a b/rg1-i4", "--host", "10.0.0.7", "train.py", "--name", "it's $HOME"]
     assert words[words.index("--first-group") :][:4] == ["--first-group", "1", "--local-groups", "1"]
+
+
+def test_what_the_environment_says_to_the_supervisor_is_not_said_to_agents(tmp_path: Path) -> None:
+    for text in (render(TEMPLATE, 0, 0), whole(TEMPLATE, 3, ["python", "-m", "planaria"])):
+        run(f"export PLANARIA_RUN_ENGINE=slurm PLANARIA_RUN_HTTP=:80 OTHER=1\n{text}", 0, tmp_path)
+        env = (tmp_path / "env").read_text()
+        assert "OTHER=1" in env and "PLANARIA_RUN_" not in env
 
 
 def test_the_exit_code_of_the_agent_is_that_of_the_job(tmp_path: Path) -> None:
@@ -85,6 +92,12 @@ def test_a_group_of_several_nodes_meets_on_the_first(tmp_path: Path) -> None:
         "--group-addr",
         "10.0.0.7:20042",
     ]
+
+
+def test_names_of_files_are_no_patterns() -> None:
+    assert "--output=/logs/50%%j/rg0-i0/slurm.log" in sbatch_lines(
+        render(replace(TEMPLATE, directory=Path("/logs/50%j")), 0, 0)
+    )
 
 
 def test_options_of_sbatch_pass_through_and_ours_give_way() -> None:

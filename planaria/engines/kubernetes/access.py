@@ -51,7 +51,7 @@ def find_access(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ
         raise UsageError(f"{given} is no kubeconfig: {error}") from None
     try:
         return _of_config(found, given)
-    except (KeyError, TypeError, StopIteration, ValueError) as error:
+    except (OSError, KeyError, TypeError, AttributeError, StopIteration, ValueError) as error:
         raise UsageError(f"{given} is no kubeconfig that can be used ({error!r})") from None
 
 

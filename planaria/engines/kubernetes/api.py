@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 
 from planaria.engines.kubernetes.access import Access
-from planaria.errors import PlanariaError
+from planaria.errors import PlanariaError, UsageError
 
 Object = dict[str, Any]
 
@@ -28,6 +28,11 @@ class ApiError(PlanariaError):
     def __init__(self, status: int, reason: str, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.status, self.reason, self.retry_after = status, reason, retry_after
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same may be answered some time."""
+        return self.status in (0, 429) or self.status >= 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class Api:
             params["labelSelector"] = selector
         timeout = httpx2.Timeout(_PATIENCE, read=WATCH_SECONDS + _PATIENCE)
         request = self._client.build_request(
-            "GET", kind.path(namespace), params=params, headers=self.access.headers(), timeout=timeout
+            "GET", kind.path(namespace), params=params, headers=self._headers(), timeout=timeout
         )
         try:
             answer = await self._client.send(request, stream=True)
@@ -125,7 +130,7 @@ class Api:
         params = {"follow": "true"}
         try:
             async with self._client.stream(
-                "GET", path, params=params, headers=self.access.headers(), timeout=timeout
+                "GET", path, params=params, headers=self._headers(), timeout=timeout
             ) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
@@ -135,6 +140,12 @@ class Api:
         except httpx2.HTTPError as error:
             raise ApiError(0, "Unreachable", f"the log of {pod} broke off: {error!r}") from None
 
+    def _headers(self) -> dict[str, str]:
+        try:
+            return self.access.headers()
+        except (OSError, UsageError) as error:
+            raise ApiError(0, "NoToken", str(error)) from None
+
     async def _call(
         self,
         method: str,
@@ -143,7 +154,7 @@ class Api:
         content: str = "application/json",
         params: Mapping[str, str] | None = None,
     ) -> Object:
-        headers = {"Accept": "application/json", "Content-Type": content, **self.access.headers()}
+        headers = {"Accept": "application/json", "Content-Type": content, **self._headers()}
         data = None if body is None else json.dumps(body)
         try:
             answer = await self._client.request(method, path, content=data, headers=headers, params=params)

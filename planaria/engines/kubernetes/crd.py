@@ -32,6 +32,7 @@ _OURS = (
     "--group-addr",
     "--credentials",
     "--engine",
+    "--http",
 )
 
 
@@ -76,6 +77,7 @@ def read(job: Object) -> Wanted:
     meta, spec = job["metadata"], job.get("spec") or {}
     groups, lighthouse = spec.get("replicaGroups") or {}, spec.get("lighthouse") or {}
     template = spec.get("template") or {}
+    _check_forms(template)
     try:
         wanted = Wanted(
             name=meta["name"],
@@ -111,6 +113,28 @@ def container(template: Object) -> Object:
     return first
 
 
+def _check_forms(template: Any) -> None:
+    """The definition lets anything through as a template, and the operator adds to these."""
+    first = [f"spec.containers.0.{key}" for key in ("env", "volumeMounts", "command")]
+    mappings = ("", "metadata", "metadata.labels", "spec")
+    for path in (*mappings, "spec.containers", "spec.tolerations", "spec.volumes", *first):
+        found = template
+        for key in filter(None, path.split(".")):
+            found = None if not found else found[0] if key == "0" else found.get(key)
+        if path in mappings:
+            fine, form = isinstance(found, dict), "a mapping"
+        elif path.endswith("command"):
+            fine, form = _is_list_of(str, found), "a list of strings"
+        else:
+            fine, form = _is_list_of(dict, found), "a list of mappings"
+        if found is not None and not fine:
+            raise UsageError(f"{'.'.join(filter(None, ('spec.template', path)))} must be {form}")
+
+
+def _is_list_of(kind: type, found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(each, kind) for each in found)
+
+
 def _check(job: Wanted) -> None:
     if len(job.name) > LONGEST_NAME or not _NAME.fullmatch(job.name):
         raise UsageError(
@@ -124,7 +148,7 @@ def _check(job: Wanted) -> None:
             "group needs one"
         )
     args = container(job.template).get("args") or []
-    if not args or not all(isinstance(arg, str) for arg in args):
+    if not args or not _is_list_of(str, args):
         raise UsageError(
             "spec.template.spec.containers[0].args: the script and its arguments must be there, as strings"
         )

@@ -137,7 +137,7 @@ class JobKeeper:
             try:
                 await self._do(operation, job, body, memory)
             except ApiError as error:
-                if error.status in (0, 429) or error.status >= 500:
+                if error.passing:
                     raise
                 trouble = str(error)
                 if isinstance(operation, Create):

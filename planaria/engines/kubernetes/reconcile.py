@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from planaria.core import plan as planning
 from planaria.core.plan import GroupState, Observed
+from planaria.engines.desk import GONE
 from planaria.engines.kubernetes import resources
 from planaria.engines.kubernetes.api import DEPLOYMENTS, LEASES, PODS, SERVICES, Kind, Object
 from planaria.engines.kubernetes.crd import Wanted
@@ -160,8 +161,15 @@ class _World:
         """Nothing is to be expected of it any more."""
         if self._memory.groups[group].suspected is None:  # the others have finished
             self._out += _deleted([pod for attempt in self._found.get(group, []) for pod in attempt.pods], _HOPELESS)
-        else:
+        elif self._counts(group):
             self._out.append(Evict(group, reason))
+        else:  # nobody need be told: what the lighthouse has not heard of counts as little as what it takes for dead
+            self._memory.groups[group].given_up = True
+            self._out.append(Tell("GroupGivenUp", f"group {group} is given up: {reason}", warning=True))
+
+    def _counts(self, group: int) -> bool:
+        told = self._seen.lighthouse.groups if self._seen.lighthouse is not None else ()
+        return any(each.member.group == group and each.state not in GONE for each in told)
 
     def forget(self, observed: Observed) -> None:
         """The numbers of groups that have left are free again, when nothing of them is left."""

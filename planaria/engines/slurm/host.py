@@ -10,6 +10,7 @@ from planaria.engines.keeper import Hosted, HostState
 from planaria.engines.slurm import commands, scripts
 from planaria.engines.slurm.commands import NoNodes
 from planaria.engines.slurm.scripts import Template
+from planaria.errors import UsageError
 
 # How often the controller is asked while nothing happens: sites ask for no more than twice a minute. What calls for
 # haste is heard from the lighthouse within a second. While a job waits, begins or ends it is asked more often.
@@ -17,11 +18,23 @@ CALM_SECONDS = 30.0
 BUSY_SECONDS = (1.0, 10.0)
 
 
-class SlurmHost:
-    """A `GroupHost`. ``note`` is told (kind, sentence, group)."""
+async def jobs_before(run: str) -> frozenset[str]:
+    """The numbers of jobs that an earlier run of this name has left in Slurm's memory: what became of them says nothing
+    of a new run. UsageError if one of them has not ended; HostAway."""
+    left = [job for job in await commands.jobs() if scripts.life_in(job.name, run) is not None]
+    if living := [job for job in left if job.state is not HostState.ENDED]:
+        names, ids = ", ".join(job.name for job in living), " ".join(job.id for job in living)
+        raise UsageError(f"jobs of an earlier run are still there ({names}): give another --job, or scancel {ids}")
+    return frozenset(job.id for job in left)
 
-    def __init__(self, template: Template, note: Callable[[str, str, int], None]) -> None:
-        self._template, self._note = template, note
+
+class SlurmHost:
+    """A `GroupHost`. ``note`` is told (kind, sentence, group). ``before``: numbers of jobs that are none of its."""
+
+    def __init__(
+        self, template: Template, note: Callable[[str, str, int], None], before: Collection[str] = frozenset()
+    ) -> None:
+        self._template, self._note, self._before = template, note, before
         self._seen: tuple[Hosted, ...] = ()
         self._pause = BUSY_SECONDS[0]
         self._said: dict[tuple[int, int], str] = {}  # by agents, at the end of lives
@@ -29,7 +42,7 @@ class SlurmHost:
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
         name = scripts.name_of(self._template.run, group, incarnation)
-        if any(job.name == name for job in await commands.jobs()):
+        if any(job.name == name for job in await self._jobs()):
             return  # it was taken although sbatch did not say so
         scripts.directory_of(self._template.directory, group, incarnation).mkdir(parents=True, exist_ok=True)
         try:
@@ -43,16 +56,16 @@ class SlurmHost:
 
     async def delete(self, group: int, incarnation: int) -> None:
         name = scripts.name_of(self._template.run, group, incarnation)
-        ids = [job.id for job in await commands.jobs() if job.name == name and job.state is not HostState.ENDED]
+        ids = [job.id for job in await self._jobs() if job.name == name and job.state is not HostState.ENDED]
         if ids:
             await commands.cancel(*ids)
         self._pause = BUSY_SECONDS[0]
 
     async def list(self) -> Sequence[Hosted]:
         found: dict[tuple[int, int], commands.SlurmJob] = {}
-        for job in await commands.jobs():
+        for job in await self._jobs():
             life = scripts.life_in(job.name, self._template.run)
-            # A job of an earlier run of the same name may still be shown: the newest counts.
+            # One that was submitted twice, for the first time in vain as it seemed: the newest counts.
             if life is not None and (life not in found or int(job.id) > int(found[life].id)):
                 found[life] = job
         hosted = tuple(
@@ -64,6 +77,9 @@ class SlurmHost:
             self._seen, self._pause = hosted, BUSY_SECONDS[0]
         self._asked = False
         return hosted
+
+    async def _jobs(self) -> Sequence[commands.SlurmJob]:
+        return [job for job in await commands.jobs() if job.id not in self._before]
 
     def _why(self, life: tuple[int, int], job: commands.SlurmJob) -> str:
         if job.state is not HostState.ENDED:

@@ -93,7 +93,7 @@ def render(template: Template, group: int, incarnation: int, avoid: Collection[s
         "ntasks-per-node=1",
         "no-requeue",
         f"chdir={template.cwd}",
-        f"output={directory / 'slurm.log'}",
+        f"output={_plain(directory / 'slurm.log')}",
         "open-mode=append",
         WARNING,
     ]
@@ -139,14 +139,14 @@ def whole(template: Template, groups: int, words: Collection[str]) -> str:
         "no-kill",
         "no-requeue",
         f"chdir={template.cwd}",
-        f"output={template.directory / 'slurm.log'}",
+        f"output={_plain(template.directory / 'slurm.log')}",
         "open-mode=append",
         "signal=B:TERM@120",
     ]
     keys = {option.partition("=")[0] for option in template.sbatch}
     options = [option for option in options if option.partition("=")[0] not in keys]
     lines = [f"#SBATCH --{_quoted(option)}" for option in (*options, *template.sbatch)]
-    return "\n".join(["#!/bin/bash", *lines, "", f"exec {shlex.join(words)}", ""])
+    return "\n".join(["#!/bin/bash", *lines, "", f"{_CLEAN}exec {shlex.join(words)}", ""])
 
 
 def _watch(template: Template) -> str:
@@ -162,7 +162,12 @@ def _agent(template: Template, group: int, incarnation: int) -> str:
     command = shlex.join(words) + ' --host "$host"'
     if template.nodes > 1:
         command += f' --nnodes {template.nodes} --node-rank "$SLURM_NODEID" --group-addr "$first:$port"'
-    return f"{_ADDRESS}exec {command} {shlex.join(template.script)}"
+    return f"{_CLEAN}{_ADDRESS}exec {command} {shlex.join(template.script)}"
+
+
+def _plain(path: Path) -> str:
+    """A file's name in which sbatch finds nothing to put in."""
+    return str(path).replace("%", "%%")
 
 
 def _quoted(option: str) -> str:
@@ -171,6 +176,9 @@ def _quoted(option: str) -> str:
     return f"{key}={shlex.quote(value)}" if equals else key
 
 
+# sbatch passes the environment on, and whoever said something there said it to the supervisor: whatever of that is for
+# the groups too is in the words.
+_CLEAN = "unset ${!PLANARIA_RUN_@}; "
 # What Slurm itself takes to reach a node is the address at which the other nodes find it.
 _ADDRESS = (
     'host=$(scontrol show node "$SLURMD_NODENAME" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p"); '

@@ -1,0 +1,44 @@
+"""What jobs of Slurm say of a run, and which of them say nothing of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planaria.engines.slurm.host import SlurmHost, jobs_before
+from planaria.errors import UsageError
+from tests.slurm.test_scripts import TEMPLATE
+
+ENDED = "7|llama-rg0-i0|COMPLETED|0|n1|2026-11-28T20:46:50|2026-11-28T20:47:50|None|"
+WAITS = "8|llama-rg0-i0|PENDING|0||N/A|N/A|Priority|"
+OTHERS = "9|llama2-rg0-i0|RUNNING|0|n2|2026-11-28T20:46:50|N/A|None|"
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What squeue prints."""
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\ncat {tmp_path}/jobs\n")
+    (tmp_path / "squeue").chmod(0o755)
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{WAITS}' >> {tmp_path}/jobs; echo 8\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "jobs"
+
+
+async def test_a_run_of_the_same_name_that_is_over_says_nothing_of_this_one(says: Path, tmp_path: Path) -> None:
+    """Else it would be over before it begins: all of its groups have ended with exit code 0."""
+    says.write_text(f"{ENDED}\n{OTHERS}\n")
+    before = await jobs_before("llama")
+    host = SlurmHost(replace(TEMPLATE, directory=tmp_path), lambda *_: None, before)
+    assert before == {"7"} and await host.list() == ()
+    await host.create(0, 0, ())
+    assert [hosted.reason for hosted in await host.list()] == ["Priority"]
+
+
+async def test_one_that_is_not_over_is_not_taken_over(says: Path) -> None:
+    says.write_text(f"{ENDED}\n{WAITS}\n")
+    with pytest.raises(UsageError, match=r"still there \(llama-rg0-i0\): give another --job, or scancel 8"):
+        await jobs_before("llama")
