@@ -28,6 +28,14 @@ class Keeping:
             self._files[group, rank] = [os.memfd_create(f"planaria-{group}.{rank}") for _ in range(SLOTS)]
         return ":".join(f"/proc/{os.getpid()}/fd/{each}" for each in self._files[group, rank])
 
+    def empty(self, group: int) -> None:
+        """Give the memory of a group that has left back; it has no processes here. The files stay, for their numbers
+        may have been told."""
+        for (other, _), files in self._files.items():
+            if other == group:
+                for each in files:
+                    os.ftruncate(each, 0)
+
     def close(self) -> None:
         for files in self._files.values():
             for each in files:
