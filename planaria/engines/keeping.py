@@ -25,7 +25,15 @@ class Keeping:
         if sys.platform != "linux":
             return ""
         if (group, rank) not in self._files:
-            self._files[group, rank] = [os.memfd_create(f"planaria-{group}.{rank}") for _ in range(SLOTS)]
+            made: list[int] = []
+            try:
+                while len(made) < SLOTS:
+                    made.append(os.memfd_create(f"planaria-{group}.{rank}"))
+            except OSError:  # no descriptor is left, or the system allows no such files
+                for each in made:
+                    os.close(each)
+                return ""
+            self._files[group, rank] = made
         return ":".join(f"/proc/{os.getpid()}/fd/{each}" for each in self._files[group, rank])
 
     def empty(self, group: int) -> None:

@@ -131,7 +131,7 @@ class CatchUp:
     def _has(self, key: Key) -> None:
         """All ranks of the group have this state."""
         self._here, self._copied = key, None
-        if self._kept is None:
+        if self._kept is None or not self._most():  # nobody could lead from it
             return
         tensors: list[Tensor] = []
         body = self._sync.pack_synced(tensors)

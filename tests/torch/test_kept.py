@@ -105,6 +105,17 @@ def _has(path: Path, step: int) -> bool:
     return steps([path]) == [step]
 
 
+def test_who_has_no_descriptors_left_keeps_nothing() -> None:
+    keeping, (soft, hard) = Keeping(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        found = keeping.paths(3, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == "" and keeping.paths(3, 0)
+    keeping.close()
+
+
 def test_the_memory_is_gone_with_whoever_gave_it() -> None:
     keeping = Keeping()
     one = keeping.paths(3, 0)
