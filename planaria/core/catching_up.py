@@ -8,6 +8,7 @@ known by its step and the quorum under which that was committed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from planaria.core.messages import NO_QUORUM, QuorumId, Standing
 
@@ -27,6 +28,13 @@ def way(
     if not able:
         return None, tuple(sources)
     return min(step for step, _ in bases), able
+
+
+def alike(told: Sequence[Sequence[tuple[int, QuorumId]]]) -> list[tuple[int, QuorumId]]:
+    """What the ranks of a group say alike of the states that they know, newest first: the beginning of what each says.
+    Only that counts, or they would come to different conclusions, and their own collectives would not meet."""
+    columns = zip(*told, strict=False)
+    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
 
 
 def _states(standing: Standing) -> set[tuple[int, QuorumId]]:

@@ -25,8 +25,24 @@ class Keeping:
         if sys.platform != "linux":
             return ""
         if (group, rank) not in self._files:
-            self._files[group, rank] = [os.memfd_create(f"planaria-{group}.{rank}") for _ in range(SLOTS)]
+            made: list[int] = []
+            try:
+                while len(made) < SLOTS:
+                    made.append(os.memfd_create(f"planaria-{group}.{rank}"))
+            except OSError:  # no descriptor is left, or the system allows no such files
+                for each in made:
+                    os.close(each)
+                return ""
+            self._files[group, rank] = made
         return ":".join(f"/proc/{os.getpid()}/fd/{each}" for each in self._files[group, rank])
+
+    def empty(self, group: int) -> None:
+        """Give the memory of a group that has left back; it has no processes here. The files stay, for their numbers
+        may have been told."""
+        for (other, _), files in self._files.items():
+            if other == group:
+                for each in files:
+                    os.ftruncate(each, 0)
 
     def close(self) -> None:
         for files in self._files.values():

@@ -12,6 +12,7 @@ from itertools import count
 
 from planaria.agent.forkserver import ForkRequest
 from planaria.agent.proc import become_subreaper, describe, ending, kill_group, reap_group
+from planaria.core.exits import EXIT_OK
 from planaria.core.messages import STANDBYS, Member, Order
 from planaria.engines.base import Broken, Change, Dying, Ended, Instance, Started
 from planaria.engines.devices import Gpus, Shares
@@ -305,6 +306,8 @@ class LocalEngine:
         life = self._forget(member, rank)
         asyncio.get_running_loop().remove_reader(life.pidfd)
         returncode = _peek(life.pid)
+        if returncode == EXIT_OK and not any(other.group == member.group for other, _ in self._lives):
+            self._keeping.empty(member.group)  # it was drained, or all is done
         try:
             self._tell(Ended(member, returncode, describe(returncode), rank))
         finally:

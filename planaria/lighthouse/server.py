@@ -113,7 +113,7 @@ async def _read(job: Job, agent: str, context: Context) -> None:
 async def _write(job: Job, stream: Outbox[Order], context: Context) -> None:
     """Send what the agent is to know until the stream is closed. Waits, and waits alone, if the agent is
     slow. What is still there when another lighthouse may lead is never sent."""
-    write: Any = context.write  # of bytes: see _take_bytes
+    write: Any = context.write  # of bytes: see _add_to
     while (order := await stream.take()) is not None and job.may_act():
         await write(guarded(_frame, order))
 
@@ -124,12 +124,15 @@ def _frame(order: Order) -> bytes:
     return pb.LighthouseFrame(order=encode_order(order)).SerializeToString()
 
 
-def _take_bytes(service: Service, server: Any) -> None:
-    """What goes to agents is serialised here, see ``publish_frame``: of a method that is registered again the newer
-    handler counts."""
+def _add_to(server: Any, service: Service) -> None:
+    """What goes to agents is serialised here, see ``publish_frame``. Of the generic handlers of a method the first
+    counts, of the registered ones, which not all releases of grpc know, the last."""
     read: Any = pb.AgentFrame.FromString
-    handler = grpc.stream_stream_rpc_method_handler(service.Attend, request_deserializer=read)
-    server.add_registered_method_handlers("planaria.v1.Lighthouse", {"Attend": handler})
+    name = "planaria.v1.Lighthouse"
+    own = {"Attend": grpc.stream_stream_rpc_method_handler(service.Attend, request_deserializer=read)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, own),))
+    add_LighthouseServicer_to_server(service, server)
+    server.add_registered_method_handlers(name, own)
 
 
 async def _end(*tasks: asyncio.Task[None]) -> list[BaseException]:
@@ -171,8 +174,7 @@ class Server:
         self._token = Token.given()
         guard = None if self._token is None else Guard(self._token)
         service = Service(self.seat, knows_callers=self._credentials is not None, guard=guard)
-        add_LighthouseServicer_to_server(service, self._grpc)
-        _take_bytes(service, self._grpc)
+        _add_to(self._grpc, service)
 
     async def start(self, bind: str = DEFAULT_BIND, http: str | None = None, advertise: str | None = None) -> Listening:
         """``advertise``: where agents reach this one, if not at ``bind``. UsageError if an address is taken or

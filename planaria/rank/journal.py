@@ -58,10 +58,12 @@ class QuorumJournal:
         self._file = -1 if directory is None else os.open(directory / "quorums.jsonl", flags, 0o644)
         self._committed = NO_QUORUM
 
-    def note(self, quorum: QuorumId, what: str, **facts: object) -> None:
+    def note(self, quorum: QuorumId, what: str, at: float | None = None, **facts: object) -> None:
+        """``at``: when it was (unix seconds), if it is noted after what others wait for."""
         if self._file < 0:
             return
-        line = {"at": round(time.time(), 6), "quorum": str(quorum), "what": what, **facts}
+        when = time.time() if at is None else at
+        line = {"at": round(when, 6), "quorum": str(quorum), "what": what, **facts}
         with suppress(OSError):  # the disk is full: training goes on
             os.write(self._file, json.dumps(line).encode() + b"\n")
 

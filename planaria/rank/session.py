@@ -175,10 +175,12 @@ class Session:
             return
         for id in outdated:
             self.communicators.drop(id)
-        self.journal.note(quorum.id, "heard", urgent=quorum.urgent)
+        heard = time.time()
         if self.member in quorum.members:
             # Not later, when the stepper asks for it: the training thread may be deep in a shard.
             self._form(quorum)
+        self.bell.ring()  # before anything is written: file systems may be slow
+        self.journal.note(quorum.id, "heard", heard, urgent=quorum.urgent)
 
     def _lose_a_rank(self, order: Regroup) -> None:
         """Whatever waits for the group's other ranks, or for other groups, ends now."""
@@ -204,12 +206,13 @@ class Session:
     def _on_formed(self, id: QuorumId, error: str | None) -> None:
         if self._closed:
             return
-        self.journal.note(id, "formed") if error is None else self.journal.note(id, "broken", why=error)
+        now = time.time()
         if error is None:
             self._news.formed(id)
         else:
             self._news.broken(id, error)
         self.bell.ring()
+        self.journal.note(id, "formed", now) if error is None else self.journal.note(id, "broken", now, why=error)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error

@@ -23,13 +23,13 @@ import xxhash
 from torch import Tensor
 
 from planaria.core.actions import Heal
-from planaria.core.catching_up import HISTORY
+from planaria.core.catching_up import HISTORY, alike
 from planaria.core.messages import CODED, NO_QUORUM, QuorumId, Standing
 from planaria.errors import ProtocolError, UsageError
 from planaria.rank.session import Session
 from planaria.torch import plain
 from planaria.torch.buddies import Key
-from planaria.torch.kept import Kept, read_paths
+from planaria.torch.kept import Kept, age, read_paths
 from planaria.torch.parts import feed, spec_of, wire_form
 from planaria.torch.state import VERSION, ProtectedState, tensor_specs
 from planaria.torch.sync_part import SyncPart
@@ -79,20 +79,27 @@ class CatchUp:
         """The ranks of the group are all there, and some may be new: what have all of them?"""
         self.wait()
         mine = {*(self._kept.whole() if self._kept is not None else ()), *([self._here] if self._here else [])}
-        told = json.dumps([[step, under.epoch, under.number] for step, under in sorted(mine)])
-        everybody = [json.loads(each) for each in self._session.gather(told.encode())]
-        common = set.intersection(*({(step, QuorumId(*under)) for step, *under in each} for each in everybody))
-        self._copied = max(common, default=None)
+        common = set.intersection(*map(set, self._everybodys([*mine])))
+        self._copied = max(common, key=age, default=None)
         self._log.clear()
         self._pending = None
         if self._here != self._copied:
             self._here = None
 
     def told(self, standing: Standing) -> Standing:
-        """With what this group can follow from, and lead from."""
-        base = self._here or self._copied or (0, NO_QUORUM)
-        leads = self._here == (standing.step, standing.under)
-        return replace(standing, base=base, history=tuple(s.base[1] for s in reversed(self._log)) if leads else ())
+        """With what this group can follow from, and lead from: what all its ranks can, for all must conclude the same
+        from a roll call. Raises what ``gather`` raises."""
+        own = [self._here or self._copied or (0, NO_QUORUM)]
+        if self._here == (standing.step, standing.under):
+            own += [each.base for each in reversed(self._log)]
+        base, *leads = alike(self._everybodys(own)) or [(0, NO_QUORUM)]
+        return replace(standing, base=base, history=tuple(under for _, under in leads))
+
+    def _everybodys(self, mine: Sequence[Key]) -> list[list[Key]]:
+        """What each rank of the group says."""
+        told = json.dumps([[step, under.epoch, under.number] for step, under in mine]).encode()
+        each = (json.loads(said) for said in self._session.gather(told))
+        return [[(step, QuorumId(*under)) for step, *under in keys] for keys in each]
 
     # --- a sync ----------------------------------------------------------------------------------------------
 
@@ -124,7 +131,7 @@ class CatchUp:
     def _has(self, key: Key) -> None:
         """All ranks of the group have this state."""
         self._here, self._copied = key, None
-        if self._kept is None:
+        if self._kept is None or not self._most():  # nobody could lead from it
             return
         tensors: list[Tensor] = []
         body = self._sync.pack_synced(tensors)
@@ -174,7 +181,11 @@ class CatchUp:
         base = self._here or self._copied
         copied, self._here, self._copied = self._here is None, None, None
         self._pending = None
-        found = self._followed(order, description, tensors, base, copied)
+        try:
+            found = self._followed(order, description, tensors, base, copied)
+        except (ProtocolError, UsageError) as error:
+            self._say(f"at sync {order.step}: it cannot follow ({error})")
+            found = None
         if not all(each == b"1" for each in self._session.gather(b"1" if found is not None else b"0")):
             self._log.clear()
             return None
@@ -197,8 +208,9 @@ class CatchUp:
             self._again(each)
             self._log.append(each)
         manifest = said["manifest"].encode("ascii")
-        own, living = self._state.capture()
-        here = {name: living[index] for index, name in self._state.synced_places(own).items()}
+        living: list[Tensor] = []
+        own = self._sync.pack(living)
+        here = {name: wire_form(living[index]) for index, name in self._sync.synced_places(own).items()}
         places = self._state.synced_places(manifest)
         if len(rest) + len(places) != len(tensor_specs(manifest)) or not here.keys() >= set(places.values()):
             return None

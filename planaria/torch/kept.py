@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from planaria.core.messages import QuorumId
+from planaria.core.messages import NO_QUORUM, QuorumId
 from planaria.errors import ProtocolError
 from planaria.exchange.healing import Range
 from planaria.torch import plain
@@ -39,6 +39,11 @@ def read_paths(environ: Mapping[str, str] = os.environ) -> list[Path]:
     return [Path(each) for each in environ.get("PLANARIA_KEPT", "").split(":") if each]
 
 
+def age(key: Key) -> tuple[QuorumId, int]:
+    """By which states are ordered as they were made: of a branch that was given up there may be later steps."""
+    return key[1], key[0]
+
+
 class Kept:
     """``whose``: two ranks that say the same run the same job, and are the same rank of the same group. Methods are for
     one thread at a time. OSError if a file cannot be opened."""
@@ -56,7 +61,7 @@ class Kept:
 
     def write(self, key: Key, body: Any, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> bool:
         """``tensors``: in wire form, of these ``specs``, in main memory. False if there is no room for them."""
-        index = min(range(len(self._files)), key=lambda i: (self._keys[i] is not None, self._keys[i]))
+        index = min(range(len(self._files)), key=self._worth)
         said = plain.dump({"body": body, "tensors": [spec.to_list() for spec in specs]})
         span, start = Range(tuple(each.nbytes for each in tensors)), _start(len(said))
         memory = self._room(index, start + span.total)
@@ -98,6 +103,10 @@ class Kept:
         ]
         return said["body"], [spec.view(each) for spec, each in zip(specs, tensors, strict=True)], specs
 
+    def _worth(self, index: int) -> tuple[QuorumId, int]:
+        key = self._keys[index]
+        return (NO_QUORUM, -1) if key is None else age(key)
+
     def _key(self, index: int) -> Key | None:
         size = os.fstat(self._files[index]).st_size
         memory = self._map(index, size) if size >= _BODY else None
@@ -113,24 +122,25 @@ class Kept:
     def _room(self, index: int, size: int) -> Tensor | None:
         there = os.fstat(self._files[index]).st_size
         if size > there:
-            if size - there > free_memory():
+            # Training needs some of what is free, and the other ranks of the node look at the same moment.
+            if size - there > free_memory() // 2:
                 return None
-            os.ftruncate(self._files[index], size)
+            try:
+                os.ftruncate(self._files[index], size)
+            except OSError:  # a limit on files
+                return None
             self._mapped[index] = None
         return self._map(index, max(size, there))
 
-    def _map(self, index: int, size: int) -> Tensor:
+    def _map(self, index: int, size: int) -> Tensor | None:
         known = self._mapped[index]
         if known is None or known.numel() != size:
-            known = torch.frombuffer(mmap.mmap(self._files[index], size), dtype=torch.uint8)
+            try:
+                known = torch.frombuffer(mmap.mmap(self._files[index], size), dtype=torch.uint8)
+            except OSError:  # a limit on addresses
+                return None
             self._mapped[index] = known
         return known
-
-    def close(self) -> None:
-        self._mapped = [None] * len(self._files)
-        for each in self._files:
-            os.close(each)
-        self._files = []
 
 
 def _start(length: int) -> int:

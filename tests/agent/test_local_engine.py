@@ -56,6 +56,22 @@ async def test_a_standby_is_of_no_group(make_engine: MakeEngine) -> None:
     assert "MASTER_PORT" not in env
 
 
+async def test_memory_of_a_place_outlives_its_processes_until_its_group_leaves(make_engine: MakeEngine) -> None:
+    script = """
+import os, sys
+with open(os.environ["PLANARIA_KEPT"].partition(":")[0], "r+b") as file:
+    print(os.fstat(file.fileno()).st_size)
+    file.write(b"kept")
+sys.exit(os.environ["PLANARIA_INCARNATION"] == "0")
+"""
+    engine, found = make_engine(script), []
+    for life in range(3):
+        await started(engine, 0, life)
+        assert isinstance(await engine.next(), Ended)
+        found.append(int((engine.launch.directory / "rg0" / f"i{life}" / "stdout.log").read_text()))
+    assert found == [0, 4, 0]  # the second has left in order
+
+
 async def test_delete_before_the_process_is_there(make_engine: MakeEngine) -> None:
     engine = make_engine(WAIT)
     engine.engine.create(0, 0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.core.actions import Heal
-from planaria.core.catching_up import HISTORY, way
+from planaria.core.catching_up import HISTORY, alike, way
 from planaria.core.messages import NO_QUORUM, Member, Policy, Quorum, QuorumId, Ready, Standing
 from planaria.core.stepper import Stepper
 
@@ -44,6 +44,16 @@ def test_whoever_is_led_has_a_state_of_the_lineage_and_is_given_all_that_follows
         assert (since, chosen) == (None, tuple(sources))
     else:
         assert (since, chosen) == (min(step for step, _ in bases), tuple(whole))
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 2).map(id_of)), max_size=4), min_size=1, max_size=3)
+)
+def test_ranks_of_a_group_tell_what_all_of_them_have(told: list[list[tuple[int, QuorumId]]]) -> None:
+    found = alike(told)
+    assert all(each[: len(found)] == found for each in told)
+    longer = {tuple(each[: len(found) + 1]) for each in told}
+    assert len(longer) > 1 or longer == {tuple(found)}
 
 
 def rolled(*standings: Standing) -> Heal:

@@ -78,6 +78,15 @@ async def test_an_agent_is_welcomed_and_told_its_quorum(server: Server) -> None:
         assert stored is not None and (stored.id, stored.lineage) == (quorum.id, quorum.lineage)
 
 
+async def test_an_older_grpc_does_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.66 takes registered handlers of an asyncio server, and forgets them."""
+    monkeypatch.setattr(type(grpc.aio.server()), "add_registered_method_handlers", lambda *_: None)
+    async with Server(Store.open(tmp_path / "lighthouse.db")) as server:
+        await server.start("127.0.0.1:0")
+        async with FakeAgent(server.address, "a", groups=1) as agent:
+            assert (await found(server, [agent])).quorum.members == (Member(0, 0),)
+
+
 async def test_a_death_brings_a_smaller_quorum_to_the_others(server: Server) -> None:
     async with FakeAgent(server.address, "a") as a, FakeAgent(server.address, "b") as b:
         first = await found(server, [a, b])
