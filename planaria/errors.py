@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
 
 
@@ -9,6 +11,15 @@ class PlanariaError(Exception):
     """Base of everything that Planaria raises on purpose. ``exit_code`` is what a command line exits with."""
 
     exit_code = EXIT_FAILED
+
+
+E = TypeVar("E", bound=PlanariaError)
+
+
+def afresh(error: E) -> E:
+    """The same error, as if nobody had raised it yet. Whoever keeps one keeps this: the frames in the traceback of the
+    other refer to all that was there when it was raised, and often to the keeper."""
+    return type(error)(*error.args)
 
 
 class UsageError(PlanariaError):

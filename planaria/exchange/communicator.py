@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from planaria.core.messages import Link, Member, Quorum, QuorumId
-from planaria.errors import CommunicatorError, PlanariaError
+from planaria.errors import CommunicatorError, PlanariaError, afresh
 from planaria.exchange.device import CPU, DeviceLink, Shelf, load_kernels
 from planaria.exchange.linkmeter import LinkMeter
 from planaria.exchange.rendezvous import NEVER, Group, form_group, reason
@@ -198,7 +198,7 @@ class Communicator:
     def _transfer(self, tensor: Tensor, peer: int, tag: int, what: str, *, sending: bool) -> Transfer:
         group = self._group
         if group is None or self._error is not None:
-            raise self._error or CommunicatorError(f"quorum {self.quorum_id} is not formed")
+            raise afresh(self._error or CommunicatorError(f"quorum {self.quorum_id} is not formed"))
         try:
             work = group.send([tensor], peer, tag) if sending else group.recv([tensor], peer, tag)
         except RuntimeError as error:
@@ -247,7 +247,7 @@ class Communicator:
         with self._lock:
             if self._error is not None:
                 return
-            self._error = error
+            self._error = error = afresh(error)
             pendings, self._pendings = self._pendings, set()
         self._lines.cut()
         self._jobs.put(None)
@@ -310,7 +310,8 @@ class Transfer:
         try:
             self._work.wait(NEVER)
         except RuntimeError as error:
-            raise self._communicator.error or self._communicator.trouble(self._what, self._peer, error) from error
+            why = self._communicator.error or self._communicator.trouble(self._what, self._peer, error)
+            raise afresh(why) from error
 
 
 def as_tensor(data: bytes) -> Tensor:

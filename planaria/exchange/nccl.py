@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planaria.errors import CommunicatorError, PlanariaError
+from planaria.errors import CommunicatorError, PlanariaError, afresh
 
 # Of nccl.h; they are part of its stable interface.
 SUCCESS, IN_PROGRESS = 0, 7
@@ -193,7 +193,7 @@ class _Formation:
     def taken(self) -> ctypes.c_void_p:
         """Once it is over: the communicator. Raises what was the matter if there is none."""
         if self._error is not None:
-            raise self._error
+            raise afresh(self._error)
         return self._handle
 
     def abandon(self) -> None:
@@ -211,7 +211,7 @@ class _Formation:
             _check(library().ncclCommInitRank(ctypes.byref(self._handle), size, identity, rank))
             first(Nccl(self._device, lambda: None, self._handle))
         except PlanariaError as error:
-            self._error = error
+            self._error = afresh(error)
         with self._lock:
             self.over.set()
             free = self._abandoned or self._error is not None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from planaria.errors import CommunicatorError, PlanariaError
+from planaria.errors import CommunicatorError, PlanariaError, afresh
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Pending(Generic[T]):
         with self._lock:
             if self._done:
                 return
-            self._value, self._error = value, error
+            self._value, self._error = value, afresh(error) if error is not None else None
             self._done = True
         self._bell.ring()
 
@@ -103,5 +103,5 @@ class Pending(Generic[T]):
         """The result. Raises :class:`Interrupted`, or the ``CommunicatorError`` of the failed operation."""
         self._bell.wait(lambda: self._done, interrupted, self.what)
         if self._error is not None:
-            raise self._error
+            raise afresh(self._error)
         return self._value  # type: ignore[return-value]  # settled without error: it holds a T

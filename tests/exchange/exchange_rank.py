@@ -6,6 +6,7 @@ that of a real rank does. Every command is a function below; what it returns goe
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import operator
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -198,6 +200,18 @@ def join_lives(rank: Rank, count: int = 0) -> list[str]:
         if len(threads) <= count:
             return [thread.name for thread in threads]
         threads[0].join()  # the oldest
+
+
+@command
+def collects_garbage(rank: Rank, does: bool) -> None:
+    (gc.enable if does else gc.disable)()
+
+
+@command
+def transports(rank: Rank) -> int:
+    """How many of gloo's devices there are in this process."""
+    names = [Path(f"/proc/self/task/{each}/comm").read_text().strip() for each in os.listdir("/proc/self/task")]
+    return names.count("gloo_tcp_loop")
 
 
 @command

@@ -218,6 +218,24 @@ def test_forming_again_and_again_leaves_nothing_behind(cluster: Any) -> None:
     assert all(set(left) <= {last} for left in cluster.everyone(ranks, "join_lives", count=1))
 
 
+def test_what_broke_is_gone_without_a_collector(cluster: Any) -> None:
+    """The error that a life ends with must not keep it: with it go connections, threads and buffers."""
+    ranks = cluster.take(2)
+    ranks[0].do("collects_garbage", does=False)
+    for _ in range(3):
+        ranks = cluster.take(2)
+        before = ranks[0].do("transports")
+        quorum_id = cluster.form(ranks)
+        ranks[1].signal(signal.SIGSTOP)
+        ranks[0].tell("gather", quorum_id=quorum_id, payload=b"")
+        ranks[1].kill()
+        assert f"quorum {quorum_id}" in ranks[0].failure()
+        ranks[0].do("drop", quorum_id=quorum_id)
+        assert ranks[0].do("join_lives") == []
+        assert ranks[0].do("transports") == before
+    ranks[0].do("collects_garbage", does=True)
+
+
 def test_a_quorum_is_formed_once_and_only_by_its_members(cluster: Any) -> None:
     ranks = cluster.take(3)
     quorum = cluster.quorum(ranks[:2])

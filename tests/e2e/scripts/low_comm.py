@@ -19,6 +19,7 @@ parser.add_argument("--exact", action="store_true")
 parser.add_argument("--shards", type=int)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every inner step")
 parser.add_argument("--hold", type=Path, help="until this file exists, every round of the second half takes long")
+parser.add_argument("--held", type=float, default=0.6, help="seconds that a round takes then")
 parser.add_argument("--guard", action="store_true", help="outlive the loss of a rank")
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
 parser.add_argument("--paced", action="store_true", help="rates from inner_step, and group 1 is slow")
@@ -69,6 +70,6 @@ for step in job.steps(args.rounds):
             time.sleep(args.pause)
             if odd == "late" and step.index == 8 and not args.go.exists():
                 time.sleep(2.0)  # it gets on, if slowly
-            held = time.monotonic() + 0.6 / every
+            held = time.monotonic() + args.held / every
             while args.hold and 2 * step.index >= args.rounds and time.monotonic() < held and not args.hold.exists():
                 time.sleep(0.01)
