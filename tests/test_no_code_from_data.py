@@ -8,7 +8,8 @@ from pathlib import Path
 import planaria
 
 ROOT = Path(planaria.__file__).parent
-MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
+MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+YAML = {"yaml.safe_load", "yaml.safe_dump", "yaml.safe_dump_all"}  # what else there is makes objects
 # These run a user's own script, by name.
 MAY_EXEC = {"agent/rankmain.py"}
 # torch's collectives of Python objects are pickles.
@@ -35,6 +36,8 @@ def found(path: Path) -> list[str]:
             continue
         called = ast.unparse(node.func)
         if called in ("eval", "exec", "compile", "__import__") and name not in MAY_EXEC and not _checks(name, called):
+            told.append(f"{name}:{node.lineno}: {called}")
+        if called.startswith("yaml.") and called not in YAML:
             told.append(f"{name}:{node.lineno}: {called}")
         if called.endswith("torch.load"):
             safe = [k for k in node.keywords if k.arg == "weights_only" and getattr(k.value, "value", None) is True]

@@ -96,7 +96,7 @@ def test_what_was_spawned_ends_with_us_whatever_ends_us(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, str(path)], env=with_home(os.environ)) as process:
         until((tmp_path / "pid").exists)
         child = int((tmp_path / "pid").read_text())
-        assert state_of(child) == "S"
+        until(lambda: state_of(child) == "S")
         process.kill()
     until(lambda: state_of(child) in ("", "Z"))
 

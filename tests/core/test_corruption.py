@@ -191,7 +191,7 @@ def test_another_one_that_differs_in_the_same_step_heals_as_the_first_did() -> N
     compute(me)
     me.recount()
     me.rolled(id_of(1), standings(me, 5, 5, 8))
-    assert me.next() == Heal(id_of(1), 1, (0, 1), (2,), receive=True, checksum=5)
+    assert me.next() == Heal(id_of(1), 1, (0, 1), (2,), receive=True, checksum=5, under=id_of(1))
 
 
 def test_states_that_the_job_begins_with_again_are_compared_but_not_those_that_scripts_made() -> None:

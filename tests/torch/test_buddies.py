@@ -123,7 +123,7 @@ def _try(trial: str, world: GroupWorld, directory: Path, patch: pytest.MonkeyPat
             goes_back(2)
         case "no room":
             if rank == 2:
-                patch.setattr(buddies, "_free_memory", lambda: 0)
+                patch.setattr(buddies, "free_memory", lambda: 0)
             model.register_buffer("more", torch.zeros(1000))
             commit(4)
             assert page.read().copies is Copies.NO_ROOM and not made._own and not made._wards
