@@ -18,6 +18,7 @@ from planaria.jax.step import Step
 from planaria.jax.worker import Worker
 from planaria.jax.world import SoleWorld
 from planaria.rank import promise
+from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
 from planaria.wire.page import ProgressPage
@@ -31,7 +32,7 @@ _UNKNOWN = {
 }
 
 
-class Job:
+class Job(Place):
     """This process's part in the job. Made by ``init``."""
 
     def __init__(self, settings: Settings, device: jax.Device, exact: str) -> None:
@@ -43,24 +44,6 @@ class Job:
         if settings.directory is not None:
             settings.directory.mkdir(parents=True, exist_ok=True)
             self._page = ProgressPage.create(settings.directory / "progress")
-
-    @property
-    def shards(self) -> int:
-        """That make up the global batch of every step."""
-        return self.settings.shards
-
-    @property
-    def group(self) -> int:
-        return self.settings.born.group
-
-    @property
-    def seed(self) -> int:
-        return self.settings.seed
-
-    @property
-    def alone(self) -> bool:
-        """Whether the script runs without ``planaria run``: a job of one group, with the same bits."""
-        return self.settings.socket is None
 
     @property
     def state(self) -> Any:

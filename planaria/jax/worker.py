@@ -28,16 +28,13 @@ from planaria.jax.gradients import Sums
 from planaria.jax.programs import Gradient, Programs
 from planaria.jax.state import State
 from planaria.jax.views import settle
-from planaria.rank.gauges import Gauges
+from planaria.rank.gauges import Gauges, smoothed
 from planaria.rank.journal import Journal
 from planaria.rank.nonfinite import stop_on_nonfinite
 from planaria.rank.records import METRICS, Exchanged, ShardRecord, encode_tail, mean_metrics, open_tails, tail_bytes
 from planaria.rank.rounds import Note
 from planaria.rank.session import Session
 from planaria.rank.statechecks import disputed
-
-# Weight of the newest shard time in the running mean, as in the PyTorch front.
-SMOOTHING = 0.2
 
 
 class Worker:
@@ -160,8 +157,7 @@ class Worker:
             self.session.page.beat()
         self.session.stepper.shard_done(action.shard)
         self._computed += 1
-        seconds, mean = time.perf_counter() - began, self._mean_seconds
-        self._mean_seconds = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+        self._mean_seconds = smoothed(self._mean_seconds, time.perf_counter() - began)
 
     def _not_added(self, shard: int) -> UsageError:
         return UsageError(

@@ -16,6 +16,15 @@ from planaria.core.messages import ControlWord, QuorumId
 from planaria.errors import CommunicatorError
 from planaria.rank.session import Session
 
+# Weight of the newest shard time in the running mean: follows a change of speed within a few steps, and a single
+# slow shard (a page fault, a neighbour's burst) does not reassign work.
+SMOOTHING = 0.2
+
+
+def smoothed(mean: float, seconds: float) -> float:
+    """The running mean of a shard's time, with the newest one; 0: there is none yet."""
+    return seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+
 
 class Gauges:
     """Of one rank. Without a page (a job that nobody started as one of many) there is nobody to show it to."""
@@ -30,6 +39,7 @@ class Gauges:
         if self._page is not None:
             loss, again = metrics.get("loss", math.nan), self._session.stepper.recomputed
             self._page.committed(step, quorum, loss, time.monotonic_ns(), shards, again)
+        self._session.journal.committed(quorum, step)
 
     def exchanged(self, quorum: QuorumId, groups: Sequence[int], words: Sequence[ControlWord], seconds: float) -> None:
         """How fast this rank is (``seconds`` for each shard), and its group beside the others, as all said in this

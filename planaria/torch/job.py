@@ -17,6 +17,7 @@ from planaria.core.messages import NO_QUORUM, Phase, Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
 from planaria.rank import promise
+from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
 from planaria.torch import exactness
@@ -38,7 +39,7 @@ from planaria.wire.membership import Script
 from planaria.wire.page import ProgressPage
 
 
-class Job:
+class Job(Place):
     """This process's part in the job. Made by ``init``."""
 
     def __init__(self, settings: Settings, world: GroupWorld, exact: str) -> None:
@@ -79,24 +80,6 @@ class Job:
     def part(self) -> tuple[int, int]:
         """(index, count): which part of every shard's samples is this rank's. For who uses ``step.shards``."""
         return self._world.part
-
-    @property
-    def shards(self) -> int:
-        """That make up the global batch of every step."""
-        return self.settings.shards
-
-    @property
-    def group(self) -> int:
-        return self.settings.born.group
-
-    @property
-    def seed(self) -> int:
-        return self.settings.seed
-
-    @property
-    def alone(self) -> bool:
-        """Whether the script runs without ``planaria run``: a job of one group, with the same bits."""
-        return self.settings.socket is None
 
     def protect(self, *, overlap: bool = True, allow_unused: bool = False, **objects: Any) -> None:
         """Name what makes up the state of the training: what peers give to a group that heals.

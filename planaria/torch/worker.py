@@ -21,7 +21,7 @@ from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
-from planaria.rank.gauges import Gauges
+from planaria.rank.gauges import Gauges, smoothed
 from planaria.rank.journal import Journal
 from planaria.rank.nonfinite import stop_on_nonfinite
 from planaria.rank.records import (
@@ -50,10 +50,6 @@ from planaria.torch.scalars import check_names, recorded
 from planaria.torch.state import ProtectedState, combined
 from planaria.torch.transfer import Transfer
 from planaria.torch.unwinding import Pipelines, unwind
-
-# Weight of the newest shard time in the running mean: follows a change of speed within a few steps, and a single
-# slow shard (a page fault, a neighbour's burst) does not reassign work.
-SMOOTHING = 0.2
 
 
 class Worker:
@@ -201,7 +197,6 @@ class Worker:
         self._records.clear()
         self._gauges.committed(step + 1, quorum, self.metrics, self.shards_computed)
         self.journal.commit(step, self._present, self.metrics)
-        self.session.journal.committed(quorum, step + 1)
 
     def finish(self) -> bool:
         """All steps are committed everywhere: tell the digest of the final state. False if a rank of the group was lost
@@ -354,9 +349,7 @@ class Worker:
         self._raw[shard], self._records[shard] = self._recorded, record
         self.session.stepper.shard_done(shard)
         self.shards_computed += 1
-        seconds = self._whole(time.perf_counter() - started)
-        mean = self._mean_seconds
-        self._mean_seconds = seconds if mean == 0 else mean + SMOOTHING * (seconds - mean)
+        self._mean_seconds = smoothed(self._mean_seconds, self._whole(time.perf_counter() - started))
 
     def _whole(self, seconds: float) -> float:
         """What a whole shard would have taken, if this one took ``seconds``."""
