@@ -50,6 +50,8 @@ def test_kills_leave_no_trace(tmp_path: Path) -> None:
         assert run.end() == 0, run.log()
         assert run.digests() == {alone(tmp_path / "alone", *STEPS)}, run.log()
         assert len(list(run.directory.glob("rg*/i*/result.json"))) == 3
+    # What `planaria explain` reads.
+    assert '"what": "committed"' in (run.directory / "rg0" / "i1" / "quorums.jsonl").read_text()
     # Neither a change of members nor a healing compiles anything.
     assert traces(run) == {"traced {'grad': 1, 'update': 1}"}
 
