@@ -331,8 +331,9 @@ class Stepper:
 
     def dispute(self, shards: frozenset[int]) -> None:
         """The exchange is complete, but for ``shards`` two members have computed something else: nobody commits it.
-        They are computed again, by the same members or by others."""
-        self.have -= shards
+        They are computed again, by the same members or by others, and so is what their sums hold besides."""
+        held = [set(range(node.start, node.stop)) for node in maximal_nodes(self.have, self.shards)]
+        self.have = set().union(*(each for each in held if not each & shards))
         self.checked -= shards
         self._rolled = None
         self._recounts += 1

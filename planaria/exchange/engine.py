@@ -37,8 +37,9 @@ class Engine(ABC):
         return CONTROL_TAGS
 
     def may_give_up(self, step: Round) -> bool:
-        """Whether the life can go on with another round though this one was not finished."""
-        return True
+        """Whether the life can go on with another round though this one was not finished. Its tags are used up here and
+        not at the peers, so that nothing of the next one would meet: they would wait for each other for ever."""
+        return self._communicator.size == 1
 
     @abstractmethod
     def advance(self, step: Round) -> None:

@@ -101,7 +101,7 @@ class TreeExchange:
         """
         given_up, self._round = self._round, None  # of an earlier step
         if given_up is not None and not self._engine.may_give_up(given_up):
-            self._communicator.fail(CommunicatorError("an exchange was given up when parts of it had travelled"))
+            self._communicator.fail(CommunicatorError("an exchange was given up that the others may have begun"))
         terms = (tuple(map(tuple, nodes_by_rank)), shards, divisor, reduction, tail_bytes)
         if self._terms != terms:
             if len(nodes_by_rank) != self._communicator.size:
@@ -117,6 +117,14 @@ class TreeExchange:
         first_tag = self._communicator.tags(self._engine.tag_count(plan))
         announced, pending = (self._communicator.pending("exchanging gradients") for _ in range(2))
         self._round = Round(plan, first_tag, announced, pending, self._engine.mark(), noise)
+
+    def check(self, nodes: Sequence[Node]) -> None:
+        """Raises ProtocolError if the sums of ``nodes`` are not those that this member is to submit in the round that
+        was begun. Those of other shards would travel just as well, and nothing would show it."""
+        agreed = self._current().plan.own_nodes
+        if tuple(nodes) != agreed:
+            here = f"{self._communicator.member(self._communicator.rank)}, quorum {self._communicator.quorum_id}"
+            raise ProtocolError(f"{here}: it has the sums of {[*nodes]}, but the members agreed on {[*agreed]}")
 
     def submit(self, bucket: int, parts: Sequence[Tensor]) -> None:
         """This member's sums of one bucket: one flat fp32 tensor per node, in the order of ``nodes_by_rank``.

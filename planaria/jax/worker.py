@@ -117,7 +117,8 @@ class Worker:
             if not self._is_work(action):
                 self.void = True
                 return
-            self._reconcile()
+            if not self._reconcile():
+                continue
             match action:
                 case core.Compute():
                     yield from self._compute(action)
@@ -208,8 +209,9 @@ class Worker:
     def _told(self, when: str) -> _Told:
         return _Told(f"{self.settings.where}, {when}: in the script's program")
 
-    def _reconcile(self) -> None:
-        """Hold exactly the shards that the roll call counted for this member."""
+    def _reconcile(self) -> bool:
+        """Hold exactly the shards that the roll call counted for this member. False if fewer are left: then there is
+        something else to do."""
         now = (self._taken, self.step)
         if self._sums_of != now:
             # Every member of the quorum in force has left older communicators, so nobody reads the old buffers.
@@ -225,6 +227,8 @@ class Worker:
             held = self._sums.keep(counted)
             self._records = {shard: record for shard, record in self._records.items() if shard in held}
             self.session.stepper.have &= held
+            return held == counted
+        return True
 
     # --- the exchange ----------------------------------------------------------------------------------------
 
@@ -265,6 +269,7 @@ class Worker:
             tail_bytes=size,
             noise=key_of(settings.seed, work.step),
         )
+        exchange.check(self._sums.nodes)
         for bucket in range(len(self._sums.layout.buckets)):
             exchange.submit(bucket, self._sums.parts(bucket))
         self._named = self.session.ready_for()

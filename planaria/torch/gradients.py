@@ -210,6 +210,11 @@ class GradientStore:
         """The subtrees whose sums are held, ascending."""
         return self._held
 
+    @property
+    def coming(self) -> tuple[Node, ...]:
+        """The subtrees whose sums are held once the shard that was begun last is complete."""
+        return self._next_nodes
+
     def parts(self, bucket: int) -> list[Tensor]:
         """This rank's subtree sums of a bucket, in the order of ``nodes``: flat, fp32. Handing them out lends them:
         they are not written again until a ``begin_step(recycle=True)``. Not while a shard is in hand."""

@@ -231,6 +231,7 @@ class LowCommWorker(Worker):
         """The exchange goes on beside the inner steps that are left."""
         exchange = self._begin(self.session.stepper.work())
         if exchange is not None:
+            exchange.check(self._store.nodes)
             for bucket in range(len(self._layout.buckets)):
                 exchange.submit(bucket, self._store.parts(bucket))
 

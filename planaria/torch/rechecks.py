@@ -31,6 +31,7 @@ class Rechecks:
         self._session = session
         self._sums: dict[tuple[int, bool], Tensor | int] = {}  # by shard, and whether it is another member's
         self._said: dict[int, list[tuple[Member, int]]] = {}  # of watched shards, by whom what came out, oldest first
+        self._heard: list[tuple[int, Member, int]] = []  # of shards, in the newest exchange, which may not count
         self._strikes = 0  # how often this group was wrong, in a row of steps in which it was compared
         self._disputed: set[int] = set()  # shards that were in doubt at any rank of the group
 
@@ -38,6 +39,7 @@ class Rechecks:
         """A step begins."""
         self._sums.clear()
         self._said.clear()
+        self._heard.clear()
         self._disputed.clear()
 
     def computed(self, shard: int, sums: Tensor, again: bool) -> None:
@@ -63,6 +65,7 @@ class Rechecks:
         self, owned: Sequence[frozenset[int]], records: Sequence[ShardRecord], seconds: Sequence[Seconds]
     ) -> frozenset[int]:
         """The shards of which this rank's part came out in two ways."""
+        self._heard.clear()
         if not any(seconds):
             return frozenset()
         target = self._session.stepper.target
@@ -72,8 +75,8 @@ class Rechecks:
         doubtful = set()
         for rank, opinions in enumerate(seconds):
             for shard, opinion in opinions.items():
-                said = self._said.setdefault(shard, [])
-                said += [(target.members[owners[shard]], sums[shard]), (target.members[rank], opinion)]
+                self._heard += [(shard, target.members[owners[shard]], sums[shard])]
+                self._heard += [(shard, target.members[rank], opinion)]
                 if sums[shard] != opinion:
                     doubtful.add(shard)
         return frozenset(doubtful)
@@ -81,6 +84,7 @@ class Rechecks:
     def dispute(self, shards: frozenset[int]) -> None:
         """``shards`` came out in two ways at a rank of the group. They are computed again. Raises CorruptionError if it
         is known that it is this group which computes wrongly, and goes on doing so."""
+        self._count()
         self._disputed |= shards
         for shard in shards:
             self._sums.pop((shard, False), None)
@@ -89,6 +93,12 @@ class Rechecks:
             self._tell(f"shards {sorted(shards)}, twice")
             raise self._broken()
         self._session.stepper.dispute(shards)
+
+    def _count(self) -> None:
+        """The newest exchange is complete at all ranks, of members whose states are alike: what was said counts."""
+        for shard, member, value in self._heard:
+            self._said.setdefault(shard, []).append((member, value))
+        self._heard.clear()
 
     def _stubborn(self, shard: int) -> bool:
         """Whether this member computed the shard more than once, and others agree on something else."""
@@ -102,6 +112,7 @@ class Rechecks:
     def settle(self) -> None:
         """All that was compared has come out alike. If it had not before, who was wrong says so. Raises CorruptionError
         if this group was wrong STRIKES times in a row."""
+        self._count()
         me = self._session.member
         mine = [(shard, value) for shard, said in self._said.items() for member, value in said if member == me]
         if not self._disputed:

@@ -269,7 +269,8 @@ class Worker:
             if self._transfer.healed is not None or not self._goes_on(action):
                 self._void()
                 return
-            self._reconcile()
+            if not self._reconcile():
+                continue
             match action:
                 case core.Compute():
                     yield from self._shard(action, data)
@@ -300,14 +301,17 @@ class Worker:
         for _, parameter in self.named:
             parameter.grad = torch.zeros_like(parameter)
 
-    def _reconcile(self) -> None:
-        """Hold exactly the shards that the roll call counted for this member."""
+    def _reconcile(self) -> bool:
+        """Hold exactly the shards that the roll call counted for this member. False if fewer are left: then there is
+        something else to do."""
         self._fresh_step()
         counted = frozenset(self.session.stepper.have)
         if self._store.have != counted:
             held = self._store.keep(counted)
             self._records = {shard: record for shard, record in self._records.items() if shard in held}
             self.session.stepper.have &= held
+            return held == counted
+        return True
 
     def _fresh_step(self) -> None:
         if self._store_of != self._now:
@@ -326,6 +330,8 @@ class Worker:
         seeding.seed_shard(self.settings.seed, action.step, action.shard, self.session.world.part[0])
         on_bucket = exchange.submit if exchange is not None else None
         self._store.begin_shard(action.shard, on_bucket, data.micro_batches, watched, action.again)
+        if exchange is not None:
+            exchange.check(self._store.coming)
         self._recorded = {}
         before = self._buffers.now()
         for batch in data.batches(action.step, action.shard):
@@ -430,7 +436,7 @@ class Worker:
         if not (outcome.ok and outcome.alike and not outcome.doubtful):
             self._abandon()
             if outcome.ok and not outcome.alike:
-                self.session.stepper.recount()
+                self.session.stepper.recount()  # whose gradients differ says nothing, for whose states do is not known
             elif outcome.ok:
                 self.rechecks.dispute(outcome.doubtful)
             return False
@@ -456,6 +462,7 @@ class Worker:
             exchange = self._begin(work)
             if exchange is None:
                 raise CommunicatorError("it was gone before the exchange began")
+            exchange.check(self._store.nodes)
             for bucket in range(len(self._layout.buckets)):
                 exchange.submit(bucket, self._store.parts(bucket))
         assert self._exchange is not None

@@ -14,6 +14,7 @@ from planaria.core.assignment import contiguous
 from planaria.core.corruption import Recheck, compared, odd_ones, signs
 from planaria.core.messages import Adopted, ControlWord, Policy, Ready, Standing, Trouble
 from planaria.core.stepper import Stepper
+from planaria.core.tree import maximal_nodes
 from tests.core.test_stepper import commit, compute, id_of, member, quorum, stepper, under, working
 
 values = st.lists(st.integers(0, 3), min_size=1, max_size=7)
@@ -63,6 +64,18 @@ def test_the_share_of_watched_shards_and_whose_turn_it_is() -> None:
     assert pairs == {1, 2}  # of shard 0, which is member 0's
     again = [Recheck(1.0, 0).checkers(4, owned, attempt) for attempt in range(2)]
     assert again[0] != again[1]  # another pair is asked the next time
+
+
+@given(st.integers(1, 12), st.data())
+def test_what_is_in_dispute_takes_with_it_what_its_sum_holds_besides(shards: int, data: st.DataObject) -> None:
+    """A sum of siblings cannot be taken apart: what is left are sums that are held, and all of those without doubt."""
+    me = stepper(0, shards=shards)
+    me.have = set(data.draw(st.sets(st.integers(0, shards - 1))))
+    held = maximal_nodes(me.have, shards)
+    doubtful = frozenset(data.draw(st.sets(st.integers(0, shards - 1))))
+    me.dispute(doubtful)
+    left = [node for node in held if doubtful.isdisjoint(range(node.start, node.stop))]
+    assert [*maximal_nodes(me.have, shards)] == left
 
 
 # --- states that differ ---------------------------------------------------------------------------------------
@@ -255,7 +268,7 @@ def test_a_disputed_shard_is_computed_again_by_two() -> None:
         me.dispute(frozenset({2}))
     called = [me.next() for me in members]
     said = [each.standing for each in called if isinstance(each, RollCall)]
-    assert len(said) == 3 and said[1].have == {3}
+    assert len(said) == 3 and said[1].have == frozenset()  # 3 was added to it
     computed: list[tuple[int, bool]] = []
     for me in members:
         me.rolled(id_of(1), said)

@@ -11,7 +11,7 @@ from exchange_rank import digest, expected, gradient
 
 from planaria.core.messages import Member, Quorum, QuorumId
 from planaria.core.tree import Node
-from planaria.errors import CommunicatorError
+from planaria.errors import CommunicatorError, ProtocolError
 from planaria.exchange.communicator import Communicator, Communicators
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import TreeExchange
@@ -112,6 +112,9 @@ def test_misuse_is_refused_in_plain_words(alone: Alone) -> None:
         exchange.begin([[]], 1, 1)
     exchange.begin([[Node(0, 2), Node(2, 3)]], 3, 3, tail_bytes=10)
     good = parts(LAYOUT.buckets[0])
+    with pytest.raises(ProtocolError, match=r"has the sums of \[Node.*agreed on"):
+        exchange.check([Node(0, 1), Node(2, 3)])  # as many, but of other shards
+    exchange.check([Node(0, 2), Node(2, 3)])
     with pytest.raises(ValueError, match="has 1 sums, but this member has 2 nodes"):
         exchange.submit(0, good[:1])
     with pytest.raises(ValueError, match="not a flat, contiguous fp32 tensor"):

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,9 +19,11 @@ from planaria.rank.records import ShardRecord
 from planaria.rank.session import Session
 from planaria.rank.settings import read_settings
 from planaria.rank.statechecks import StateChecks
+from planaria.torch.data import ShardedDataset
 from planaria.torch.job import init
 from planaria.torch.rechecks import STRIKES, Rechecks
 from planaria.torch.state import ProtectedState
+from planaria.torch.worker import Worker
 from tests.torch.test_gradients import backward, net, same_bits, store_of
 
 
@@ -194,10 +196,24 @@ def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> 
     rechecks.dispute(frozenset({0}))  # another rank of the group is in doubt: this one computed it once, wrongly
     assert session.disputed == [{0}, {0}] and not session.told
     rechecks.clear()
-    assert compared(rechecks, {0: 5, 1: 6}) == compared(rechecks, {0: 5, 2: 6}) == {0}
+    assert compared(rechecks, {0: 5, 1: 6}) == {0}
+    rechecks.dispute(frozenset({0}))
+    assert compared(rechecks, {0: 5, 2: 6}) == {0}
     with pytest.raises(CorruptionError, match="again and again"):
         rechecks.dispute(frozenset({0}))
     assert session.told == ["its gradients are not those that others agree on (shards [0], twice)"]
+
+
+def test_what_came_out_of_states_that_differ_does_not_count() -> None:
+    """Nor does what was said in an exchange that was broken off: nobody was told that it was in dispute."""
+    session = Quorum3()
+    rechecks = Rechecks(cast(Session, session))
+    assert compared(rechecks, {0: 6, 1: 5}) == {0}  # that one's state is found to be wrong, and heals
+    assert compared(rechecks, {0: 8, 1: 6}) == {0}  # one flipped bit here: it may compute the shard again
+    rechecks.dispute(frozenset({0}))
+    assert compared(rechecks, {0: 6, 2: 6}) == frozenset()
+    rechecks.settle()
+    assert session.told == ["its gradients are not those that others agree on (rank 0: shards [0])"]
 
 
 def test_a_step_in_which_it_was_right_ends_a_row_and_one_in_which_nobody_looked_does_not() -> None:
@@ -223,3 +239,47 @@ def test_a_step_in_which_it_was_right_ends_a_row_and_one_in_which_nobody_looked_
     comes_out_alike(1, 2)  # the others
     with pytest.raises(CorruptionError, match="again and again"):
         is_wrong()
+
+
+# --- shards that are computed again -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_shard_in_dispute_is_computed_again_with_what_was_added_to_it(
+    forgotten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the sums that travel are of the shards that were agreed on, whatever the stepper takes to be held."""
+
+    def run() -> tuple[list[torch.Tensor], list[int]]:
+        job = init(shards=4, seed=1, device="cpu")
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        job.protect(model=model, optimizer=optimizer)
+        data = ShardedDataset(list(torch.randn(32, 4)), batch_size=2)
+        counts = []
+        for step in job.steps(3):
+            counts.append(0)
+            for batch in step.batches(data):
+                counts[-1] += 1
+                model(batch).square().sum().backward()
+            optimizer.step()
+        return [each.detach() for each in model.parameters()], counts
+
+    end, disputed = Worker._end_shard, []
+
+    def and_dispute(worker: Worker, record: ShardRecord, *more: Any) -> None:
+        end(worker, record, *more)
+        stepper = worker.session.stepper
+        if stepper.step == 1 and len(stepper.have) == 4 and not disputed:  # all are held, as one sum
+            disputed.append(0)
+            if forgotten:
+                stepper.have -= {0}
+            else:
+                stepper.dispute(frozenset({0}))
+
+    right, counts = run()
+    monkeypatch.setattr(Worker, "_end_shard", and_dispute)
+    found, more = run()
+    assert (counts, more) == ([4, 4, 4], [4, 8, 4])
+    assert all(map(torch.equal, right, found))
