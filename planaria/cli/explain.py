@@ -43,11 +43,11 @@ def _show(run: Path, story: Story, done: Turns, at: str | None, run_dirs: Sequen
     if at is not None:
         incidents = [_chosen(story, done, at)]
     else:
-        count = len(incidents)
-        typer.echo(
-            f"{story.events} events from {clock(start)} to {clock(story.last.at)}; "
-            + (f"{count} {'loss' if count == 1 else 'losses'}" if count else "nothing was lost")
-        )
+        stood = sum(incident.still is not None for incident in incidents)
+        lost = len(incidents) - stood
+        told = f"{lost} {'loss' if lost == 1 else 'losses'}" if lost else "nothing was lost"
+        told += f"; {stood} {'standstill' if stood == 1 else 'standstills'}" if stood else ""
+        typer.echo(f"{story.events} events from {clock(start)} to {clock(story.last.at)}; {told}")
     if len(incidents) > _SHOWN:
         typer.echo(f"of these the last {_SHOWN}:")
     for incident in incidents[-_SHOWN:]:

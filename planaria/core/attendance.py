@@ -187,6 +187,11 @@ class Attendance:
 
     def stalled_at(self, agent: Agent) -> float:
         """When a silent agent's groups are given up if nobody makes progress until then; watched time."""
+        return max(agent.lost_at, self.progress_at) + STALL_BEATS * (HEARTBEAT_SECONDS + self.slowest)
+
+    @property
+    def slowest(self) -> float:
+        """The longest step seconds of any group; 0 if none is known."""
         if self._slowest is None:
             self._slowest = max((g.pulse.step_seconds for g in self.groups.values() if g.pulse), default=0.0)
-        return max(agent.lost_at, self.progress_at) + STALL_BEATS * (HEARTBEAT_SECONDS + self._slowest)
+        return self._slowest

@@ -97,6 +97,7 @@ class Ledger:
         self._rebuild_until: float | None = None
         self._last_word_at: float | None = None  # from then on every agent that lives has been heard
         self._trouble_at: float | None = None
+        self._complained: set[Member] = set()  # who has said that the quorum in force is broken
         self._warned: tuple[QuorumId, str] = (NO_QUORUM, "")
         self._members: frozenset[Member] = frozenset()  # of the quorum in force
         self._corruptions: dict[int, int] = {}  # by group, in the lighthouse's own life

@@ -16,7 +16,6 @@ import signal as signals
 from collections.abc import Iterator
 
 from planaria.core.fingerprint import drift, misfit
-from planaria.core.latecomers import Latecomers
 from planaria.core.links import LinkWatch
 from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
@@ -45,6 +44,7 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
+from planaria.core.standstill import Standstills
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
@@ -56,14 +56,13 @@ REPLAN_DELAY = (0.25, 8.0)
 SHORTEST_WAIT = 0.001
 
 
-class Lighthouse(Latecomers):
+class Lighthouse(Standstills):
     """Membership of one job. ``last`` is the newest lineage record of an earlier life of the lighthouse."""
 
     def __init__(self, job: str, epoch: int, last: LineageRecord | None = None) -> None:
         super().__init__(job, epoch, last)
         self._trouble_window = TROUBLE_WINDOW[0]
         self._stateless = NO_QUORUM  # a quorum whose roll call found nobody with a state that counts
-        self._complained: set[Member] = set()  # who has said that the quorum in force is broken
         self._strikes = 0  # urgent quorums in a row that broke although nobody died
         self._strike_step = -1
         self._replan_at = 0.0
@@ -101,6 +100,7 @@ class Lighthouse(Latecomers):
                     for text in self._links.observe(pulse.member.group, pulse.links):
                         self._event("slow-link", text, pulse.member.group)
                 self._leave_out_who_is_late()
+                self._break_off_what_stands_still()
             case Ready():
                 self._ready(agent, report)
             case Adopted():
@@ -400,7 +400,8 @@ class Lighthouse(Latecomers):
         if not gone and self._stateless != base.id:
             live = self._leave_one_out(live)
         late = [m for m in gone if (v := self.seen.of(m)) is not None and v.state is State.SUSPECT and v.late]
-        why = f"{named(gone)} {'late' if late == gone else 'lost'}" if gone else "a communicator broke"
+        broke = "it stood still" if self._stood_still == base.id else "a communicator broke"
+        why = f"{named(gone)} {'late' if late == gone else 'lost'}" if gone else broke
         self._publish(live, True, why, founding)
 
     def _may_go_on(self, base: Quorum, live: list[Group], uncertain: set[Member]) -> bool | None:

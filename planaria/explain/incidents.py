@@ -1,4 +1,5 @@
-"""From events to incidents: each is the loss of one or more groups, what told of it, and what came of it."""
+"""From events to incidents: each is the loss of one or more groups, what told of it, and what came of it; or a time in
+which nobody was lost, and nobody got on."""
 
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ class Incident:
     at: float
     quorum: Entry | None = None
     resumed: Entry | None = None  # nobody was left: the job went back to a checkpoint or a copy
+    still: Entry | None = None  # nobody was lost, and nobody got on: what the lighthouse said of that
 
     @property
     def step(self) -> int | None:
@@ -118,8 +120,12 @@ def _open(story: Story, quorum: Entry) -> None:
     lost = quorum.numbers("lost")
     if not lost and quorum.data.get("founding") == "True" and not story.loose:
         return  # the job starts
-    if not lost:
-        return  # nobody is gone: a quorum was formed again because building its communicator failed
+    if not lost:  # a quorum was formed again: building its communicator failed, or all waited for each other
+        still = next((sign for sign in reversed(story.loose) if sign.kind == "trouble" and sign.group < 0), None)
+        if still is not None:
+            story.loose.remove(still)
+            story.incidents.append(Incident({}, still.at, quorum, still=still))
+        return
     losses = {}
     for group in lost:
         losses[group] = _loss_of(group, story.loose)

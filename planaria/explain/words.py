@@ -59,6 +59,8 @@ def _longest(pairs: Iterable[tuple[float | None, float | None]]) -> float | None
 def headline(incident: Incident, turns: Turns) -> str:
     """One line: "group 3 lost (SIGKILL), shards 6, 7 taken over by group 1, next commit after 0.21 s"."""
     parts = ["; ".join(_lost(loss) for loss in incident.losses.values())]
+    if incident.still is not None:
+        parts = ["nobody was lost, and all waited for each other"]
     if incident.quorum is None:
         return ", ".join([*parts, "no quorum came after it"])
     those = turns.of(str(incident.quorum.data.get("quorum")))
@@ -98,6 +100,9 @@ def _how(loss: Loss) -> str:
 
 def details(incident: Incident, turns: Turns, runs: list[Path], start: float) -> Iterator[str]:
     """``runs``: the directories of the nodes, in which stacks are found. ``start``: of the record."""
+    if incident.still is not None:
+        yield f"why: {incident.still.text}"
+        yield "noticed by: the lighthouse, which hears of all groups; a message was lost, or a path between them is cut"
     for loss in incident.losses.values():
         yield f"why: {_cause(loss)}"
         yield f"noticed by: {_witness(loss)}"
@@ -110,6 +115,8 @@ def details(incident: Incident, turns: Turns, runs: list[Path], start: float) ->
             if sign.kind == "hang":
                 yield from _where(sign, runs)
     yield "record:"
+    if incident.still is not None:
+        yield f"  {clock(incident.still.at)} (+{incident.still.at - start:.3f} s) {incident.still.text}"
     for loss in incident.losses.values():
         for sign in loss.signs:
             yield f"  {clock(sign.at)} (+{sign.at - start:.3f} s) {sign.text}"

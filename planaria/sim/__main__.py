@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from planaria.sim.scale import Fleet, table
-from planaria.sim.scenario import Scenario, random_scenario
+from planaria.sim.scenario import LOST_MESSAGES, Scenario, random_scenario
 from planaria.sim.shrink import shrink
 from planaria.sim.world import Outcome, World
 
@@ -20,18 +20,21 @@ BATCH = 25  # seeds a worker takes at once: half a second of work
 SHOWN = 40  # lines of a trace
 
 
-def run_batch(first: int, count: int, base: Scenario) -> list[Outcome]:
-    return [World(random_scenario(seed, base)).run() for seed in range(first, first + count)]
+Menu = tuple[str, ...]
 
 
-def outcomes(start: int, seeds: int, base: Scenario, jobs: int) -> Iterator[Outcome]:
+def run_batch(first: int, count: int, base: Scenario, menu: Menu) -> list[Outcome]:
+    return [World(random_scenario(seed, base, menu)).run() for seed in range(first, first + count)]
+
+
+def outcomes(start: int, seeds: int, base: Scenario, menu: Menu, jobs: int) -> Iterator[Outcome]:
     batches = [(s, min(BATCH, start + seeds - s)) for s in range(start, start + seeds, BATCH)]
     if jobs < 2:
         for first, count in batches:
-            yield from run_batch(first, count, base)
+            yield from run_batch(first, count, base, menu)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        pending = [pool.submit(run_batch, first, count, base) for first, count in batches]
+        pending = [pool.submit(run_batch, first, count, base, menu) for first, count in batches]
         try:
             for each in pending:
                 yield from each.result()
@@ -40,17 +43,17 @@ def outcomes(start: int, seeds: int, base: Scenario, jobs: int) -> Iterator[Outc
                 each.cancel()
 
 
-def sweep(options: argparse.Namespace, base: Scenario) -> int:
+def sweep(options: argparse.Namespace, base: Scenario, menu: Menu) -> int:
     began = time.monotonic()
     counts: Counter[str] = Counter()
     virtual, commits, quorums = 0.0, 0, 0
-    for outcome in outcomes(options.start, options.seeds, base, options.jobs):
+    for outcome in outcomes(options.start, options.seeds, base, menu, options.jobs):
         virtual, commits, quorums = virtual + outcome.seconds, commits + outcome.commits, quorums + outcome.quorums
         counts["FAILED" if outcome.failed else outcome.verdict] += 1
         if options.verbose:
             print(f"seed {outcome.seed}: {outcome.verdict} at {outcome.seconds:.1f} s, {outcome.quorums} quorums")
         if outcome.failed:
-            report(random_scenario(outcome.seed, base), outcome, options.save)
+            report(random_scenario(outcome.seed, base, menu), outcome, options.save)
             if counts["FAILED"] >= options.keep_going:
                 break
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
@@ -87,6 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--copies", action="store_true", help="every job keeps copies in memory, and loses ranks")
     parser.add_argument("--flips", action="store_true", help="every job compares what its groups hold, and bits flip")
     parser.add_argument("--lighthouses", action="store_true", help="every job has several, of which one leads")
+    parser.add_argument("--lost-messages", action="store_true", help="exchanges stand still though nobody died")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     parser.add_argument("--scenario", type=Path, help="run this file instead of seeds")
     parser.add_argument("--save", type=Path, help="write failing runs here, as scenario files")
@@ -111,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         check_every=int(options.flips),
         lighthouses=1 + int(options.lighthouses),
     )
-    return sweep(options, base)
+    return sweep(options, base, LOST_MESSAGES if options.lost_messages else ())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from planaria.sim.kernel import Process
 from planaria.sim.network import Links
 
 FORM_TIMEOUT = 4.0  # seconds; the real one is derived from how long forming took before
-OPERATION_TIMEOUT = 3.0  # the real one is derived from the longest operation seen
 FORM_TIME = (0.01, 0.15)
 NOTICE_TIME = (0.0005, 0.03)  # from a peer's death or hanging up to an error here (21 ms were seen with gloo)
 
@@ -86,6 +85,7 @@ class Communicator:
         self.ends: dict[int, Endpoint] = {}
         self.operations: list[Operation] = []
         self.joining = False  # all are there and the connections are being made
+        self.silent = False  # a message was lost: what has not begun to end never does
 
     @property
     def size(self) -> int:
@@ -110,7 +110,7 @@ class Communicator:
             for end in self.ends.values():
                 end.peer.process.after(self.fabric.between(FORM_TIME), lambda end=end: self._up(end))  # type: ignore[misc]
         for number, operation in enumerate(self.operations):
-            if not operation.started and len(operation.entries) == self.size:
+            if not (operation.started or self.silent) and len(operation.entries) == self.size:
                 self._start(number, operation)
 
     def _whole(self) -> bool:
@@ -152,7 +152,6 @@ class Communicator:
         keys = {e.key for e in operation.entries.values()}
         if len(keys) > 1:
             self.fabric.checker.fail(f"members of quorum {self.quorum.id} are in different collectives: {keys}")
-        end.peer.process.after(OPERATION_TIMEOUT + length[1], lambda: self._fail(end, entry, "the operation timed out"))
         for other in self.ends.values():
             if not other.there:
                 self._miss(end, entry, number, other)
@@ -230,6 +229,12 @@ class Fabric:
         if communicator is None:
             communicator = self._open[quorum.id] = Communicator(self, quorum)
         communicator.join(peer)
+
+    def lose_message(self, peer: Peer) -> None:
+        """In the newest communicator that the peer works with."""
+        up = [id for id in self._open if (end := self._end_of(peer, id)) is not None and end.stage is Stage.UP]
+        if up and (found := self._open[max(up)]).size > 1:
+            found.silent = True
 
     def drop(self, peer: Peer, id: QuorumId) -> None:
         communicator = self._open.get(id)

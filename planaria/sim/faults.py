@@ -83,6 +83,13 @@ def _cut_data(world: World, fault: Fault) -> None:
         world.lasting(fault.seconds, lambda: world.links.restore(a, b))
 
 
+def _lose_message(world: World, fault: Fault) -> None:
+    """Nobody dies, and all who take part wait for each other for ever."""
+    trainer = world.newest(fault.target)
+    if trainer is not None and trainer.process.alive:
+        world.fabric.lose_message(trainer)
+
+
 def _freeze_lighthouse(world: World, fault: Fault) -> None:
     """The whole machine stands still, its clocks too: it cannot know of that."""
     coordinator = world.coordinator
@@ -238,6 +245,7 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "flip": _flip,
     "slow": _slow,
     "cut data": _cut_data,
+    "lose message": _lose_message,
     "kill lighthouse": _kill_lighthouse,
     "crash between effects": _crash_between_effects,
     "fail over": _fail_over,

@@ -116,6 +116,9 @@ WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "move", "
 RANK_LOSSES = ("lose rank", "lose rank", "lose rank", "hurt all", "hurt all", "kill", "kill all", "kill everything")
 # Bits flip beside whatever else a run is made of, above all around the exchanges that shall show it.
 FLIPPING = ("exchange", "exchanged", "commit", "recount", "recount", "heal", "healed", "spoilt", "rolled", "broken")
+# Messages that are lost though nobody dies; after one or two of them a job has waited for long.
+LOST_MESSAGES = ("lose message", "lose message", "lose message", "kill", "pause", "cut data", "drain")
+MOST_LOST = 2
 # What must not cost a step.
 PLANNED = ("drain", "drain node", "undrain node", "migrate", "move", "scale", "slow")
 MENUS = (
@@ -155,7 +158,8 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
         faults.append(_random_fault(rng, rng.choice(menu), at, shape))
     if shape.lighthouses > 1 and set(menu) & set(CONTROL_FAULTS):
         faults += _election_faults(shape)
-    shape = replace(shape, faults=tuple(faults))
+    lost = [fault for fault in faults if fault.kind == "lose message"]
+    shape = replace(shape, faults=tuple(fault for fault in faults if fault not in lost[MOST_LOST:]))
     if base.copy_every:
         shape = _with_copies(shape, base)
     elif base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planaria.core.founding import RESUMES
 from planaria.core.leadership import Leadership
+from planaria.core.liveness import GENEROUS
 from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
@@ -257,11 +258,14 @@ class World:
         )
 
     def _run(self) -> str:
-        limit = PATIENCE
+        lost = sum(fault.kind == "lose message" for fault in self.config.faults)
+        # Each is waited for twice as long as the one before, and a new lighthouse begins to wait anew.
+        patience = PATIENCE + 3 * GENEROUS * (2**lost - 1)
+        limit = patience
         while not self.kernel.run(limit, lambda: self._over):
-            if self.last_fault_at + PATIENCE <= limit or limit > LONGEST:
-                raise Violation(f"no end {PATIENCE:.0f} s after the last fault: {self._states()}")
-            limit = self.last_fault_at + PATIENCE
+            if self.last_fault_at + patience <= limit or limit > max(LONGEST, patience):
+                raise Violation(f"no end {patience:.0f} s after the last fault: {self._states()}")
+            limit = self.last_fault_at + patience
         return "finished" if self.checker.finishers else "stopped"
 
     def check_publish(self, quorum: Quorum) -> None:

@@ -37,7 +37,7 @@ def test_there_and_back(start_run: StartRun) -> None:
     migrate(0, to=agent_of(two), log_dir=one.logs)
     at_work(two, (0, 1))
     assert [two.pid_of(0, 1, rank) for rank in (0, 1)]
-    left = next(e for e in one.events("exit") if e["group"] == 0)
+    left = one.until(lambda: next((e for e in one.events("exit") if e["group"] == 0), None))
     ready = next(e for e in two.events("start") if e["group"] == 0)
     assert ready["at"] < left["at"], "the new place was prepared before the old one was given up"
     assert left["data"]["exit_code"] == 0

@@ -63,7 +63,7 @@ def test_an_agent_of_several(start_run: StartRun, operator: OperatorClient) -> N
         right = start_run(*common, "--first-group", "2", *FOR_LONG)
         left.until(at_work(operator, Member(0, 0), Member(1, 0), Member(2, life)))
         assert [path.name for path in (right.logs / "rg2").iterdir()] == [f"i{life}"]
-        assert right.events("start")[0]["data"]["incarnation"] == life
+        assert right.until(lambda run=right: run.events("start"))[0]["data"]["incarnation"] == life
     end(left, right)
     assert right.summary()["replacements"] == 0, "nothing was lost while it was there"
 

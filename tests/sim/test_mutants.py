@@ -13,7 +13,7 @@ from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quoru
 from planaria.core.quorum import Lighthouse
 from planaria.core.roster import Effect, Group, Persist
 from planaria.core.stepper import Stepper
-from planaria.sim.scenario import CONTROL_FAULTS, MEMBER_FAULTS, PLANNED, Scenario, random_scenario
+from planaria.sim.scenario import CONTROL_FAULTS, LOST_MESSAGES, MEMBER_FAULTS, PLANNED, Scenario, random_scenario
 from planaria.sim.world import World
 
 SEEDS = 400
@@ -229,6 +229,13 @@ class NeverSleeps(Lighthouse):
         return super()._end()
 
 
+class WaitsForEver(Lighthouse):
+    """Sees nothing wrong where everybody is there."""
+
+    def _break_off_what_stands_still(self) -> None:
+        pass
+
+
 class SeesNoDifference(Stepper):
     """Goes on after a recount as if all members held the same."""
 
@@ -336,6 +343,7 @@ FLIPPED: list[tuple[type[Stepper], tuple[str, ...]]] = [
     (EndsWhoDiffersLater, ("flip",)),
 ]
 LIGHTHOUSES: list[tuple[type[Lighthouse], tuple[str, ...]]] = [
+    (WaitsForEver, LOST_MESSAGES),
     (PublishesFirst, ()),
     (ForgetsItsEpoch, CONTROL_FAULTS),
     (TrustsTheDead, ()),

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import planaria.torch as pt
+from planaria.exchange.communicator import Communicator
 from planaria.torch import checkpoints
 
 parser = argparse.ArgumentParser()
@@ -32,6 +33,18 @@ if odd == "start":
 if args.odd == "mute" and job.settings.born.incarnation == 0:
     # In the first life of every group nothing is heard of a checkpoint that is complete: it hangs before it tells.
     checkpoints.prune = lambda *_: threading.Event().wait()
+
+
+def lose_a_message() -> None:
+    """The group's next exchange takes the numbers of another: nothing that it sends meets what the others wait for."""
+    real = Communicator.tags
+
+    def tags(life: Communicator, count: int) -> int:
+        Communicator.tags = real
+        real(life, 1)
+        return real(life, count)
+
+    Communicator.tags = tags
 
 
 class Model(nn.Module):
@@ -60,6 +73,8 @@ if args.odd == "early":
 data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
 job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(args.steps):
+    if odd == "mislays" and step.index == 9:
+        lose_a_message()
     for x, y in step.batches(data):
         loss = nn.functional.cross_entropy(model(x), y)
         if odd == "nan" and step.index == 5:
