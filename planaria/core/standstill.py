@@ -108,8 +108,8 @@ class Standstills(Latecomers):
             match view.pulse:
                 case Pulse(phase=Phase.HEALING | Phase.FORMING):
                     what = Phase.HEALING
-                case Pulse(phase=Phase.EXCHANGING, step=self.seen.top_step, quorum=self.current.id):
-                    pass
+                case Pulse(phase=Phase.EXCHANGING, quorum=self.current.id):
+                    pass  # of the newest step, or of the one before it, which the others have committed
                 case _:
                     return None
         return what

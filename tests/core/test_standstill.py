@@ -49,12 +49,18 @@ def test_an_exchange_in_which_all_wait_is_broken_off_and_done_again_by_the_same_
 
 @pytest.mark.parametrize(
     "other",
-    [(W, 3), (Phase.APPLYING, 3), (Phase.LOADING, 3), (Phase.PARKED, 3), (X, 2)],
-    ids=["computes", "applies", "saves", "waits outside", "was at another step when it was seen last"],
+    [(W, 3), (Phase.APPLYING, 3), (Phase.LOADING, 3), (Phase.PARKED, 3)],
+    ids=["computes", "applies", "saves", "waits outside"],
 )
 def test_nothing_stands_still_while_somebody_has_something_else_to_do(other: tuple[Phase, int]) -> None:
     desk = at_step()
     assert shows(desk, 10 * patience(), (X, 3), other, (X, 3)) == []
+
+
+def test_one_that_does_not_come_out_of_the_exchange_that_the_others_have_ended() -> None:
+    desk = at_step()
+    assert shows(desk, patience() - 2, (X, 3), (X, 2), (X, 3)) == []
+    assert shows(desk, 4, (X, 3), (X, 2), (X, 3)) == SAME
 
 
 def test_who_is_out_of_reach_may_be_at_work() -> None:
