@@ -257,7 +257,7 @@ class Ledger:
         busy = {
             g.agent
             for g in self.seen.groups.values()
-            if g.state is State.FINISHED
+            if (g.state is State.FINISHED and g.member in self.seen.agents[g.agent].told)  # or it was started again
             or (g.state not in CERTAINLY_GONE and self._in_force(g.member) and g.fenced < now)
         }
         for name, agent in self.seen.agents.items():

@@ -308,7 +308,7 @@ class Supervisor(Uplink):
                 ward.ready, ward.held = True, report
                 self._tell_prepared(Prepared(ward.member))
             elif isinstance(report, Died):
-                ward.runs = ward.wanted = False
+                ward.runs, ward.wanted, ward.held = False, False, None
                 self._tell_prepared(Prepared(ward.member, report.cause))
             return
         self.world.emit("report", ward.member.group, "{}", report)
