@@ -48,6 +48,7 @@ class Job:
         self.events_by_kind: Counter[str] = Counter()
         self.recoveries: list[int] = [0] * (len(RECOVERY_BUCKETS) + 1)
         self.recovery_seconds = 0.0
+        self._newest = -1, time.monotonic()  # the most steps that anybody has committed, and when it came to be known
         self._keeper = keeper
         self._recovery = RecoveryWatch()
         self._agents_seen: set[str] = set()
@@ -106,6 +107,11 @@ class Job:
         if self.closed or not self.may_act():
             raise PlanariaError(self.closed or "this lighthouse leads no more")
 
+    @property
+    def seconds_since_commit(self) -> float:
+        """Since the newest step was heard of, or the job; 0 once all steps are committed."""
+        return 0.0 if self.machine.complete else time.monotonic() - self._newest[1]
+
     def status(self) -> JobStatus:
         return dataclasses.replace(self.machine.snapshot(), events=tuple(self.events))
 
@@ -127,6 +133,8 @@ class Job:
         now = time.monotonic()
         try:
             effects = step(now)
+            if self.machine.seen.top_step > self._newest[0]:
+                self._newest = self.machine.seen.top_step, now
             self._perform(effects, now)
             if effects or not keep_timer or self._timer is None:
                 self._set_timer(now)

@@ -4,7 +4,7 @@ twice."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -30,14 +30,19 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         jobs = self._seat.jobs.all() if self._seat.jobs is not None else []
-        leads = self._seat.status().leads
-        yield GaugeMetricFamily("planaria_leads", "1 if this lighthouse leads, 0 if it stands by", value=int(leads))
-        yield GaugeMetricFamily("planaria_jobs", "Jobs that the lighthouse knows", value=len(jobs))
-        yield from _gauges(jobs)
-        yield _groups(jobs)
-        yield from _links(jobs)
-        yield _events(jobs)
-        yield _recoveries(jobs)
+        yield from families(jobs, self._seat.status().leads)
+
+
+def families(jobs: Sequence[Job], leads: bool) -> Iterator[Metric]:
+    """All figures, in the order in which they are shown. ``leads``: whether this lighthouse does."""
+    yield GaugeMetricFamily("planaria_leads", "1 if this lighthouse leads, 0 if it stands by", value=int(leads))
+    yield GaugeMetricFamily("planaria_jobs", "Jobs that the lighthouse knows", value=len(jobs))
+    yield from _gauges(jobs)
+    yield _groups(jobs)
+    yield from _each_group(jobs)
+    yield from _links(jobs)
+    yield _events(jobs)
+    yield _recoveries(jobs)
 
 
 def _gauges(jobs: Iterable[Job]) -> Iterator[Metric]:
@@ -47,6 +52,9 @@ def _gauges(jobs: Iterable[Job]) -> Iterator[Metric]:
     desired = GaugeMetricFamily("planaria_desired_groups", "Groups that the job should have", labels=["job"])
     step = GaugeMetricFamily("planaria_step", "Highest step committed by any group", labels=["job"])
     agents = GaugeMetricFamily("planaria_agents", "Agents connected", labels=["job"])
+    since = GaugeMetricFamily(
+        "planaria_seconds_since_commit", "Since the newest step was committed; 0 once all are", labels=["job"]
+    )
     for job in jobs:
         status = job.status()
         labels = [job.name]
@@ -56,7 +64,8 @@ def _gauges(jobs: Iterable[Job]) -> Iterator[Metric]:
         desired.add_metric(labels, status.desired)
         step.add_metric(labels, max((group.step for group in status.groups), default=0))
         agents.add_metric(labels, len(job.streams))
-    yield from (epoch, number, members, desired, step, agents)
+        since.add_metric(labels, job.seconds_since_commit)
+    yield from (epoch, number, members, desired, step, agents, since)
 
 
 def _groups(jobs: Iterable[Job]) -> Metric:
@@ -66,6 +75,25 @@ def _groups(jobs: Iterable[Job]) -> Metric:
         for (state, phase), count in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1].value)):
             family.add_metric([job.name, state, Phase(phase).name.lower()], count)
     return family
+
+
+def _each_group(jobs: Iterable[Job]) -> Iterator[Metric]:
+    labels = ["job", "group"]
+    member = GaugeMetricFamily("planaria_group_member", "1 if a group is in the quorum in force, else 0", labels=labels)
+    step = GaugeMetricFamily("planaria_group_step", "Steps that a group has committed", labels=labels)
+    took = GaugeMetricFamily("planaria_group_step_seconds", "What a step takes a group", labels=labels)
+    loss = GaugeMetricFamily(
+        "planaria_group_loss", "Loss of a group's newest step, NaN if it has none", labels=labels
+    )
+    for job in jobs:
+        status = job.status()
+        inside = {each.group for each in status.quorum.members} if status.quorum is not None else set()
+        for group in status.groups:
+            which = [job.name, str(group.member.group)]
+            values = (int(group.member.group in inside), group.step, group.step_seconds, group.loss)
+            for family, value in zip((member, step, took, loss), values, strict=True):
+                family.add_metric(which, value)
+    yield from (member, step, took, loss)
 
 
 def _links(jobs: Iterable[Job]) -> Iterator[Metric]:

@@ -113,6 +113,10 @@ async def test_metrics_follow_the_job(server: Server) -> None:
         }.items():
             assert seen[(f"planaria_{name}", ("train",))] == value, name
         assert seen[("planaria_groups", ("train", "computing", "active"))] == 2
+        for name, value in {"member": 1, "step": 3, "loss": 0.5}.items():
+            assert seen[(f"planaria_group_{name}", ("1", "train"))] == value, name
+        assert seen[("planaria_group_step_seconds", ("1", "train"))] > 0
+        assert 0 < seen[("planaria_seconds_since_commit", ("train",))] < 60
         assert seen[("planaria_events_total", ("train", "quorum"))] == 1
         assert seen[("planaria_recovery_seconds_count", ("train",))] == 0
 
@@ -122,6 +126,7 @@ async def test_metrics_follow_the_job(server: Server) -> None:
         await eventually(lambda: sum(job.recoveries) == 1)
         seen = await metrics(server)
         assert seen[("planaria_quorum_members", ("train",))] == 1
+        assert [seen[("planaria_group_member", (str(group), "train"))] for group in range(2)] == [1, 0]
         assert seen[("planaria_events_total", ("train", "lost"))] == 1
         assert seen[("planaria_recovery_seconds_count", ("train",))] == 1
         assert seen[("planaria_recovery_seconds_bucket", ("train", "+Inf"))] == 1
