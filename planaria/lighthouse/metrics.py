@@ -82,9 +82,7 @@ def _each_group(jobs: Iterable[Job]) -> Iterator[Metric]:
     member = GaugeMetricFamily("planaria_group_member", "1 if a group is in the quorum in force, else 0", labels=labels)
     step = GaugeMetricFamily("planaria_group_step", "Steps that a group has committed", labels=labels)
     took = GaugeMetricFamily("planaria_group_step_seconds", "What a step takes a group", labels=labels)
-    loss = GaugeMetricFamily(
-        "planaria_group_loss", "Loss of a group's newest step, NaN if it has none", labels=labels
-    )
+    loss = GaugeMetricFamily("planaria_group_loss", "Loss of a group's newest step, NaN if it has none", labels=labels)
     for job in jobs:
         status = job.status()
         inside = {each.group for each in status.quorum.members} if status.quorum is not None else set()
