@@ -33,6 +33,11 @@ class Hosting:
                 agent.events.add("move", f"{member} joins here", member.group)
                 agent.told.record(ready)
                 agent.link.tell(ready)
+            elif (life := agent.lives.of(member)) is not None and not life.alive:
+                # It ended while this was on its way. It is at home here now, so it is started again, as any is.
+                self.groups.add(member.group)
+                life.state = GroupState.DEAD
+                agent.wake()
         elif order.off:
             if self.holds(member):
                 agent.engine.delete(member.group, member.incarnation, signal.SIGKILL)

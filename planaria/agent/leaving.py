@@ -6,6 +6,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
+from planaria.agent.link import LEAVE_SECONDS
 from planaria.core.exits import EXIT_LEFT
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Leaving:
             agent.finish(EXIT_LEFT, f"{reason}, and no group runs here")
         while groups:
             await agent.link.up.wait()
-            why = await agent.link.drain(job, groups[0], reason)
+            why = await agent.link.drain(job, groups[0], reason, seconds=LEAVE_SECONDS)
             if why is None:
                 del groups[0]
             elif agent.link.up.is_set():

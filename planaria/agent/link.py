@@ -11,6 +11,7 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
+from planaria.core.liveness import HEARTBEAT
 from planaria.core.messages import Event, Hello, Order, Publish, Report, Synced, Welcome
 from planaria.errors import ProtocolError, UsageError
 from planaria.wire import control_pb2 as pb
@@ -34,7 +35,7 @@ _REMIND_SECONDS = 30.0
 # A lighthouse answers an operator within milliseconds, or is not there.
 _DRAIN_SECONDS = 1.0
 # The same when an agent leaves; the end of a run is worth more patience than one of many tries.
-_LEAVE_SECONDS = 5.0
+LEAVE_SECONDS = 5.0
 
 # To try again would be pointless.
 _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
@@ -142,19 +143,21 @@ class Link:
         self._outbox.put_nowait(None)
         # UsageError: credentials that are being replaced just now.
         with suppress(TimeoutError, grpc.RpcError, ProtocolError, UsageError):
-            async with asyncio.timeout(_LEAVE_SECONDS), open_channel(self.address) as channel:
+            async with asyncio.timeout(LEAVE_SECONDS), open_channel(self.address) as channel:
                 await self._gone.wait()
                 reply = await LighthouseStub(channel).Status(pb.StatusRequest(job=job), metadata=_proof("Status"))
                 return decode_status(reply.jobs[0]).events
         return ()
 
-    async def drain(self, job: str, group: int, reason: str = "", share: float | None = None) -> str | None:
+    async def drain(
+        self, job: str, group: int, reason: str = "", share: float | None = None, seconds: float = _DRAIN_SECONDS
+    ) -> str | None:
         """Ask the lighthouse to leave a group out; None if it will. That it cannot now, and why, is no matter for long:
         whoever wants it asks again. ``reason`` and ``share`` as in ``core.wishes``."""
         assert self._channel is not None
         request = pb.GroupRequest(job=job, group=group, reason=clip(reason), share=share)
         stub = LighthouseStub(self._channel)
-        return await _refusal(stub.Drain(request, timeout=_DRAIN_SECONDS, metadata=_proof("Drain")))
+        return await _refusal(stub.Drain(request, timeout=seconds, metadata=_proof("Drain")))
 
     async def migrate(self, job: str, group: int, rank: int, reason: str, share: float) -> str | None:
         """The same for a single rank: another process is to take its place."""
@@ -186,7 +189,9 @@ class Link:
         call = LighthouseStub(self._channel).Attend(wait_for_ready=only, metadata=_proof("Attend"))
         heard, writer = False, None
         try:
-            await call.wait_for_connection()
+            # By then gRPC has tried several times: where the lighthouse is, or the credentials, may be others by now.
+            async with asyncio.timeout(HEARTBEAT.ceiling):
+                await call.wait_for_connection()
             # What is told from here on comes after the snapshot: both are taken without a pause between.
             self._outbox = asyncio.Queue()
             opening = [replace(self._hello(), epoch=self.epoch), *self._again(), Synced()]
@@ -203,6 +208,8 @@ class Link:
                     self._up()
                 if self._counts(order, stream_epoch):
                     self._on_order(order)
+        except TimeoutError:
+            pass
         except grpc.RpcError as error:
             self._leads = leader_in(error)
             if not self._leads:

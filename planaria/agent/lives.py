@@ -18,6 +18,7 @@ from planaria.core.plan import GroupState, ObservedGroup
 from planaria.wire.page import PageView
 
 _AT_WORK = frozenset({Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})
+_BUSY = frozenset({Phase.COMPUTING, Phase.APPLYING, Phase.LOADING})  # getting on by itself, or to be judged if not
 
 
 @dataclass(slots=True)
@@ -136,8 +137,16 @@ class Life:
         view = self.view
         if view is None:
             return Pulse(self.member, Phase.STARTING, 0, NO_QUORUM, math.nan, 0.0, self.pid, devices)
-        seen = view.phase, view.step, view.quorum, view.loss, view.step_seconds
+        seen = self._slowest_phase(view), view.step, view.quorum, view.loss, view.step_seconds
         return Pulse(self.member, *seen, self.pid, devices, view.links)
+
+    def _slowest_phase(self, view: PageView) -> Phase:
+        """Of the ranks here: where one waits in an exchange, another may be what it waits for."""
+        if view.phase is Phase.EXCHANGING:
+            for rank in self.ranks:
+                if not rank.over and rank.view is not None and rank.view.phase in _BUSY:
+                    return rank.view.phase
+        return view.phase
 
     def observed(self) -> ObservedGroup:
         return ObservedGroup(

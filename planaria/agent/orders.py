@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from planaria.agent.proc import signal_name
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
+from planaria.core.liveness import HEARTBEAT_SECONDS
 from planaria.core.messages import (
     NO_QUORUM,
     Close,
@@ -42,6 +43,7 @@ class Orders:
         self.quorum: Quorum | None = None  # the newest heard of
         self.run = NO_QUORUM  # the newest `Resume.run`
         self.welcomed = False  # a lighthouse has taken this agent
+        self._epoch = 0  # under which it did last
         self._lived: dict[int, int] = {}  # incarnations of groups that other agents had before this one
         self._told_total = self.total
         self._retold = True  # the next Desired only repeats what was wanted before this stream
@@ -75,7 +77,25 @@ class Orders:
             case Welcome():
                 self._retold = self.welcomed = True
                 self._lived |= {member.group: member.incarnation for member in order.lives}
+                self._served_by(order.epoch)
                 self._agent.wake()
+
+    def _served_by(self, epoch: int) -> None:
+        """A lighthouse that was started again does not know who it is that waits to leave."""
+        if self._epoch not in (0, epoch):
+            for life in self._agent.lives.alive():
+                self._ask_again(life)
+        self._epoch = epoch
+
+    def _ask_again(self, life: Life) -> None:
+        """Until it has let go of the group: it may not have heard of it yet, or of any other that could go on."""
+
+        def later(_: str) -> None:
+            asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._ask_again, life)
+
+        waits = life.alive and life.state is GroupState.DRAINING and not life.moved
+        if waits and self._agent.link.up.is_set() and not self._agent.ending:
+            self.ask_drain(life.member.group, refused=later)
 
     def a_group_ended(self) -> None:
         """Do what had to wait for it."""

@@ -64,6 +64,7 @@ _SHOWN_OF_JOB = frozenset(
         "resume",
         "scale",
         "slow-link",
+        "still",
         "unsaved",
         "unshared",
     }

@@ -69,6 +69,10 @@ class Hosts(Wishes):
         if not report.trouble:
             self._moves[group] = _Move(agent, report.member, True, move is not None and move.lost)
         elif move is not None and (move.agent, move.member) == (agent, report.member):
+            view = self.seen.groups.get(group)
+            if (view is not None and view.draining and view.moved) or self._homes.get(group) == agent:
+                move.ready = True  # nobody else has it any more: this agent starts it again when it may join
+                return
             self._stays(group, report.trouble)
 
     def _carry_on(self) -> None:

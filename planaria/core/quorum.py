@@ -44,14 +44,11 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.roster import CERTAINLY_GONE, Effect, Group, LineageRecord, State, named
-from planaria.core.standstill import Standstills
+from planaria.core.standstill import IN_A_ROW, REPLAN_DELAY, Standstills
 
 # A death at a member's own node is reported milliseconds after its peers see the broken connection. Waiting that
 # long avoids a quorum that still holds the dead member; the bounds keep one odd observation from mattering.
 TROUBLE_WINDOW = (0.02, 0.5)
-# A planned change that failed to form is proposed again after this long, doubled each time: the joiner is likely
-# to be on its way out, and its agent will say so.
-REPLAN_DELAY = (0.25, 8.0)
 # Rounding must not make a wake-up the present moment, at which nothing is due yet.
 SHORTEST_WAIT = 0.001
 
@@ -65,8 +62,6 @@ class Lighthouse(Standstills):
         self._stateless = NO_QUORUM  # a quorum whose roll call found nobody with a state that counts
         self._strikes = 0  # urgent quorums in a row that broke although nobody died
         self._strike_step = -1
-        self._replan_at = 0.0
-        self._replan_delay = REPLAN_DELAY[0]
         self._digests: dict[str, Group] = {}  # of finished groups: the first of each
         self._links = LinkWatch()
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
@@ -101,6 +96,7 @@ class Lighthouse(Standstills):
                         self._event("slow-link", text, pulse.member.group)
                 self._leave_out_who_is_late()
                 self._break_off_what_stands_still()
+                self._withdraw_what_never_forms()
             case Ready():
                 self._ready(agent, report)
             case Adopted():
@@ -233,10 +229,8 @@ class Lighthouse(Standstills):
 
     def _trouble(self, report: Trouble) -> None:
         if self.planned is not None and report.quorum == self.planned.id:
-            self.planned = None  # no one can have adopted what one member could not build
-            self._replan_at = self.seen.at + self._replan_delay
-            self._replan_delay = min(2 * self._replan_delay, REPLAN_DELAY[1])
-            self._event("trouble", f"{report.member}: planned quorum {report.quorum}: {report.text}")
+            # No one can have adopted what one member could not build.
+            self._withdraw(f"{report.member}: planned quorum {report.quorum}: {report.text}", report.member.group)
         elif self.current is not None and report.quorum == self.current.id and self._in_force(report.member):
             if self._trouble_at is None:
                 self._trouble_at, self._complained = self.seen.at, set()
@@ -449,10 +443,13 @@ class Lighthouse(Standstills):
 
     def _leave_one_out(self, live: list[Group]) -> list[Group]:
         """Communicators keep breaking though nobody died: two members cannot reach each other. Leave out another
-        one each time until those who remain can work; the one left out may come back by a planned change.
+        one each time until those who remain can work; the one left out may come back by a planned change. What stood
+        still may be slow: that counts only when it comes again and again.
 
         Whoever has not said that it broke comes first: all who live see it, and one whose process needs long to die,
         or whose agent is slow to say so, is silent."""
+        if self._stood_still == self._current_id and self._in_a_row[1] <= IN_A_ROW:
+            return live
         self._strikes += 1
         self._strike_step = self.seen.top_step
         if self._strikes <= 2 or len(live) < 2:
@@ -483,16 +480,6 @@ class Lighthouse(Standstills):
 
     def _gone(self, member: Member, trouble: bool) -> bool:
         return self.seen.gone(member, trouble)
-
-    def _leaving(self, member: Member) -> bool:
-        """Whether its end is expected: a planned quorum without it is out, and it was drained. If it went too early,
-        the others cannot exchange without it, and they will say so. If it is late or stands still it never comes to the
-        commit after which it would leave."""
-        out = self.planned is not None and member not in self.planned.members
-        view = self.seen.groups.get(member.group)
-        if view is None or not out or self._trouble_at is not None or view.state is State.SUSPECT:
-            return False
-        return view.leaving if view.member == member else view.member > member  # it has left, and is coming back
 
     def _at_work(self, besides: Member) -> Iterator[Ready]:
         """One is enough for most, so nobody looks at all of them."""

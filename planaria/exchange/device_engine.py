@@ -68,10 +68,6 @@ class DeviceEngine(Engine):
         event.record(torch.cuda.current_stream(self._link.device.index))
         return event
 
-    def may_give_up(self, step: Round) -> bool:
-        # Messages of NCCL have no tags: what has been sent for one round would be received for another.
-        return self._communicator.size == 1 or not step.submitted
-
     def advance(self, step: Round) -> None:
         if step.pending.done:  # the life has ended
             return

@@ -38,7 +38,7 @@ class Engine(ABC):
 
     def may_give_up(self, step: Round) -> bool:
         """Whether the life can go on with another round though this one was not finished. Its tags are used up here and
-        not at the peers, so that nothing of the next one would meet: they would wait for each other for ever."""
+        not at the peers, and messages of NCCL have none: nothing of the next one would meet what it should."""
         return self._communicator.size == 1
 
     @abstractmethod

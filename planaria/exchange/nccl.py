@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from planaria.errors import CommunicatorError, PlanariaError, afresh
+from planaria.exchange.rendezvous import reason
 
 # Of nccl.h; they are part of its stable interface.
 SUCCESS, IN_PROGRESS = 0, 7
@@ -205,13 +206,15 @@ class _Formation:
             self._free()
 
     def _run(self, unique: bytes, rank: int, size: int, first: Callable[[Nccl], None]) -> None:
-        torch.cuda.set_device(self._device)
         try:
+            torch.cuda.set_device(self._device)
             identity = UniqueId.from_buffer_copy(unique)
             _check(library().ncclCommInitRank(ctypes.byref(self._handle), size, identity, rank))
             first(Nccl(self._device, lambda: None, self._handle))
         except PlanariaError as error:
             self._error = afresh(error)
+        except Exception as error:  # of CUDA: whoever waits for this must hear of it
+            self._error = CommunicatorError(f"forming a communicator of {size} members failed: {reason(error)}")
         with self._lock:
             self.over.set()
             free = self._abandoned or self._error is not None

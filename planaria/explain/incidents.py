@@ -10,8 +10,8 @@ from planaria.explain.record import Entry
 
 # What may tell of a loss, or of why it came.
 _SIGNS = frozenset(
-    {"kill", "signal", "suspect", "exit", "lost", "evict", "health", "corrupt", "trouble", "late", "hang", "agent",
-     "alive", "diverged", "mismatch"}
+    {"kill", "signal", "suspect", "exit", "lost", "evict", "health", "corrupt", "trouble", "still", "late", "hang",
+     "agent", "alive", "diverged", "mismatch"}
 )  # fmt: skip
 _ENDED_WELL = frozenset({"finished", "drained"})
 _KEPT_SIGNS = 200  # that have not led to a loss: a job that is in trouble all the time has many
@@ -121,7 +121,7 @@ def _open(story: Story, quorum: Entry) -> None:
     if not lost and quorum.data.get("founding") == "True" and not story.loose:
         return  # the job starts
     if not lost:  # a quorum was formed again: building its communicator failed, or all waited for each other
-        still = next((sign for sign in reversed(story.loose) if sign.kind == "trouble" and sign.group < 0), None)
+        still = next((sign for sign in reversed(story.loose) if sign.kind == "still"), None)
         if still is not None:
             story.loose.remove(still)
             story.incidents.append(Incident({}, still.at, quorum, still=still))

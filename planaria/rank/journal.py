@@ -28,23 +28,26 @@ class Journal:
         if self._file is None:
             return
         line = {"step": step, "shards": shards, "at": round(time.time(), 6), **metrics}
-        self._file.write(json.dumps(line) + "\n")
-        now = time.monotonic()
-        if now - self._flushed > FLUSH_SECONDS:
-            self._file.flush()
-            self._flushed = now
+        with suppress(OSError):  # the disk is full: training goes on
+            self._file.write(json.dumps(line) + "\n")
+            now = time.monotonic()
+            if now - self._flushed > FLUSH_SECONDS:
+                self._flushed = now
+                self._file.flush()
 
     def result(self, step: int, digest: str, metrics: Mapping[str, float]) -> None:
         if self._directory is None:
             return
         body = {"step": step, "digest": digest, "metrics": dict(metrics)}
         draft = self._directory / "result.json.new"
-        draft.write_text(json.dumps(body, indent=1) + "\n")
-        os.replace(draft, self._directory / "result.json")
+        with suppress(OSError):  # the lighthouse is told as well
+            draft.write_text(json.dumps(body, indent=1) + "\n")
+            os.replace(draft, self._directory / "result.json")
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
             self._file = None
 
 

@@ -86,6 +86,7 @@ class Communicator:
         self.operations: list[Operation] = []
         self.joining = False  # all are there and the connections are being made
         self.silent = False  # a message was lost: what has not begun to end never does
+        self.deaf: set[Endpoint] = set()  # nothing reaches these any more, not even that a peer is gone
 
     @property
     def size(self) -> int:
@@ -159,6 +160,8 @@ class Communicator:
 
     def _miss(self, end: Endpoint, entry: Entry, number: int, other: Endpoint) -> None:
         """``other`` is gone. What it sent before may still be enough for ``end``."""
+        if end in self.deaf:
+            return
         operation = self.operations[number]
         if other.rank in operation.entries and len(operation.entries) == self.size and operation.started:
             # Everything was under way. A member that had its result has certainly sent all that others need.
@@ -174,6 +177,8 @@ class Communicator:
         self.fabric.checker.collective(self.quorum, operation.entries[0].key, payloads)
         for rank, entry in operation.entries.items():
             end = self.ends[rank]
+            if end in self.deaf:
+                continue
             delay = self.fabric.between(operation.length)
             end.peer.process.after(delay, lambda end=end, entry=entry: self._complete(end, entry, payloads))  # type: ignore[misc]
 
@@ -230,11 +235,15 @@ class Fabric:
             communicator = self._open[quorum.id] = Communicator(self, quorum)
         communicator.join(peer)
 
-    def lose_message(self, peer: Peer) -> None:
-        """In the newest communicator that the peer works with."""
-        up = [id for id in self._open if (end := self._end_of(peer, id)) is not None and end.stage is Stage.UP]
-        if up and (found := self._open[max(up)]).size > 1:
-            found.silent = True
+    def lose_message(self, peer: Peer, alone: bool) -> None:
+        """In the communicators that the peer has: nothing more is heard by anybody, or by the peer ``alone``."""
+        for communicator in self._open.values():
+            for end in communicator.ends.values():
+                if end.peer is peer and end.stage is Stage.UP and communicator.size > 1:
+                    if alone:
+                        communicator.deaf.add(end)
+                    else:
+                        communicator.silent = True
 
     def drop(self, peer: Peer, id: QuorumId) -> None:
         communicator = self._open.get(id)

@@ -87,7 +87,7 @@ def _lose_message(world: World, fault: Fault) -> None:
     """Nobody dies, and all who take part wait for each other for ever."""
     trainer = world.newest(fault.target)
     if trainer is not None and trainer.process.alive:
-        world.fabric.lose_message(trainer)
+        world.fabric.lose_message(trainer, alone=fault.other % 2 == 1)
 
 
 def _freeze_lighthouse(world: World, fault: Fault) -> None:

@@ -117,7 +117,7 @@ RANK_LOSSES = ("lose rank", "lose rank", "lose rank", "hurt all", "hurt all", "k
 # Bits flip beside whatever else a run is made of, above all around the exchanges that shall show it.
 FLIPPING = ("exchange", "exchanged", "commit", "recount", "recount", "heal", "healed", "spoilt", "rolled", "broken")
 # Messages that are lost though nobody dies; after one or two of them a job has waited for long.
-LOST_MESSAGES = ("lose message", "lose message", "lose message", "kill", "pause", "cut data", "drain")
+LOST_MESSAGES = ("lose message", "lose message", "lose message", "kill", "pause", "drain", "scale", "move")
 MOST_LOST = 2
 # What must not cost a step.
 PLANNED = ("drain", "drain node", "undrain node", "migrate", "move", "scale", "slow")

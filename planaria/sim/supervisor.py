@@ -182,6 +182,9 @@ class Supervisor(Uplink):
                 self.world.homes[group] = self.node
                 ready, ward.holds, ward.held = ward.held, False, None
                 self._pass_on(ward, ready)
+            elif ward is not None and ward.holds and not ward.runs:
+                self.world.homes[group] = self.node  # it ended while this was on its way
+                self._start(group)
         elif ward is None:
             known = self.wards.get(group)
             if self.closed or self.stopped or self.complete or (known is not None and known.runs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ import pytest
 
 from planaria.agent.lighthouse import LighthouseChild
 from planaria.agent.link import Link
+from planaria.core.liveness import HEARTBEAT
 from planaria.core.messages import (
     Adopted,
     Desired,
@@ -157,6 +159,22 @@ async def test_a_lighthouse_that_moved_is_found_by_the_file_that_says_where(conn
         where.write_text(server.address + "\n")
         agent = connect(f"@{where}")
         await agent.order(Welcome)
+    async with await serve(tmp_path / "db") as server:
+        where.write_text(server.address + "\n")
+        assert (await agent.order(Welcome)).epoch == 2
+
+
+async def test_a_lighthouse_that_moved_is_found_though_the_file_says_so_late(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC has long begun to wait for the old one again."""
+    monkeypatch.setattr("planaria.agent.link.HEARTBEAT", replace(HEARTBEAT, ceiling=1.0))
+    where = tmp_path / "address"
+    async with await serve(tmp_path / "db") as server:
+        where.write_text(server.address + "\n")
+        agent = connect(f"@{where}")
+        await agent.order(Welcome)
+    await asyncio.sleep(0.5)
     async with await serve(tmp_path / "db") as server:
         where.write_text(server.address + "\n")
         assert (await agent.order(Welcome)).epoch == 2

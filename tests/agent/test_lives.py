@@ -35,6 +35,27 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     started.wait()
 
 
+def test_a_group_waits_in_an_exchange_only_if_all_its_ranks_do(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    homes = [tmp_path / str(rank) for rank in range(2)]
+    for home in homes:
+        home.mkdir()
+    pages = [ProgressPage.create(home / "progress", process.pid) for home in homes]
+    life = Lives().begin(A, homes, time.monotonic())
+    for rank in life.ranks:
+        rank.pid = process.pid
+    for phase in (Phase.COMPUTING, Phase.APPLYING, Phase.LOADING, Phase.EXCHANGING):
+        pages[0].set_phase(Phase.EXCHANGING)
+        pages[1].set_phase(phase)
+        life.look(time.monotonic())
+        assert life.pulse().phase is phase
+    pages[0].set_phase(Phase.HEALING)
+    pages[1].set_phase(Phase.COMPUTING)
+    life.look(time.monotonic())
+    assert life.pulse().phase is Phase.HEALING
+
+
 def life_of(directory: Path, pid: int, member: Member = A) -> Life:
     life = Lives().begin(member, [directory], time.monotonic())
     life.speaker.pid = pid

@@ -48,6 +48,17 @@ def test_what_could_not_be_prepared_stays_where_it_is() -> None:
     assert sent(desk.lighthouse.move(1, "a0", desk.now)) == [Send("a0", Host(NEWER))], "it can be tried again"
 
 
+def test_one_whose_new_life_ends_when_the_old_one_is_told_to_leave_is_started_there_again() -> None:
+    desk = moving()
+    orders(desk, 2, Prepared(NEWER))
+    assert orders(desk, 2, Prepared(NEWER, "its process has ended")) == []
+    for group in (0, 2):
+        desk.adopts(group, 2, 5)
+    desk.incarnations[1] = 0
+    assert sent(desk.lighthouse.handle("a1", LEFT, desk.now)) == [Send("a2", Host(NEWER, joins=True))]
+    assert not any("does not move" in text for text in desk.events())
+
+
 def test_one_that_died_meanwhile_is_started_again_where_it_was() -> None:
     desk = moving()
     assert "a2: host" in desk.dies(1), "what is prepared is not needed any more"

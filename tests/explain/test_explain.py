@@ -95,10 +95,10 @@ def test_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_standstill_in_which_nobody_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     why = "quorum 1.1: all members have waited in the exchange of step 40 for 20.1 s (limit 20 s)"
-    broke = event(9.9, "trouble", "group 1 (incarnation 0) at step 40: rank 1 is gone", 1)
+    broke = event(9.9, "trouble", "group 1 (incarnation 0): planned quorum 1.0: rank 1 is gone", 1)
     again = event(30.1, "quorum", "quorum 1.2: three (it stood still)", quorum="1.2", lost="", founding="False")
     formed = event(9.95, "quorum", "quorum 1.1: again", quorum="1.1", lost="", founding="False")
-    run = record(tmp_path / "run", [FOUNDING, broke, formed, event(30.0, "trouble", why), again])
+    run = record(tmp_path / "run", [FOUNDING, broke, formed, event(30.0, "still", why), again])
     turn(run, 0, "1.2", 30.11, 40, [])
     text = shown(capsys, run)
     assert "nothing was lost; 1 standstill\n" in text and "(+30.0 s): nobody was lost, and all waited" in text
