@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -32,9 +33,10 @@ class LogPump:
         self._thread = threading.Thread(target=self._run, name="planaria-logs", daemon=True)
         self._thread.start()
 
-    def follow(self, prefix: str, path: Path, out: TextIO) -> None:
+    def follow(self, prefix: str, path: Path, out: TextIO, shown: Callable[[str], str] | None = None) -> None:
+        """``shown`` makes of a line what is to be seen of it; by default it has ``prefix`` in front."""
         with self._lock:
-            self._followed.append(_Followed(prefix, path, out))
+            self._followed.append(_Followed(shown or (lambda text: f"[{prefix}] {text}"), path, out))
 
     def say(self, line: str) -> None:
         """Show a line of our own on standard error."""
@@ -85,8 +87,8 @@ class LogPump:
 
 
 class _Followed:
-    def __init__(self, prefix: str, path: Path, out: TextIO) -> None:
-        self.prefix = prefix
+    def __init__(self, shown: Callable[[str], str], path: Path, out: TextIO) -> None:
+        self.shown = shown
         self.path = path
         self.out = out
         self.complete = False
@@ -113,5 +115,5 @@ class _Followed:
         for line in lines:
             # Of a progress bar that draws over itself, what a person would see in the end.
             text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-            self.out.write(f"[{self.prefix}] {text}\n")
+            self.out.write(f"{self.shown(text)}\n")
         return bool(lines)

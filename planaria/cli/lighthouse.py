@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from planaria.cli.certs import CredentialsOption, TokenOption
+from planaria.cli.options import LogFormatOption
 from planaria.errors import UsageError
 from planaria.lighthouse import server
 from planaria.lighthouse.elector import LEASE
+from planaria.logs import LogFormat
 from planaria.wire.channel import DEFAULT_BIND
 
 
@@ -46,6 +48,7 @@ def lighthouse(
         ),
     ] = None,
     epoch_floor: Annotated[int, typer.Option(min=0, help="Take an epoch above this one, where a store was lost.")] = 0,
+    log_format: LogFormatOption = LogFormat.TEXT,
     credentials: CredentialsOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -53,4 +56,6 @@ def lighthouse(
     listens."""
     if elector is not None and epoch_floor:
         raise UsageError("--epoch-floor is for a --store; with --elector the agents tell the epoch that they have seen")
-    server.run(server.Options(bind, store, http, epoch_floor, elector, lease, advertise, elector_credentials))
+    server.run(
+        server.Options(bind, store, http, epoch_floor, elector, lease, advertise, elector_credentials, log_format)
+    )

@@ -32,7 +32,7 @@ async def _help_out(options: RunOptions) -> int:
     with usable(options.log_dir):
         events = EventLog(options.log_dir / "events.jsonl")
     pump = LogPump()
-    events.listen(lambda event: say(pump, event, SHOWN))
+    events.listen(lambda event: say(pump, options, event, SHOWN))
     if not options.quiet:
         events.listen(lambda event: follow(pump, options, event))
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from planaria.cli.certs import CredentialsOption, TokenOption
+from planaria.cli.options import LogFormatOption
 from planaria.errors import UsageError
+from planaria.logs import LogFormat, configure
 
 
 def operator(
@@ -26,6 +27,7 @@ def operator(
         bool, typer.Option("--nodes/--no-nodes", help="Watch nodes, for cordons and losses; needs a ClusterRole.")
     ] = True,
     lease: Annotated[float, typer.Option(min=2.0, help="Seconds after which another operator takes over.")] = 15.0,
+    log_format: LogFormatOption = LogFormat.TEXT,
     credentials: CredentialsOption = None,
     token_file: TokenOption = None,
 ) -> None:
@@ -36,7 +38,7 @@ def operator(
         from planaria.engines.kubernetes.leader import operate
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'planaria[k8s]'") from None
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    configure(log_format)
     for noisy in ("httpx2", "httpcore2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     access = find_access(kubeconfig)

@@ -15,6 +15,9 @@ import time
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from planaria.agent.health import HealthWatch
 from planaria.core.healthtable import HealthTable, parse
@@ -22,6 +25,7 @@ from planaria.core.messages import PROMISES, REDUCTIONS, Policy
 from planaria.engines.devices import Gpus, find
 from planaria.engines.nodestream import DEFAULT_ADDRESS
 from planaria.errors import UsageError
+from planaria.logs import LogFormat
 from planaria.wire.channel import split_address, split_addresses
 from planaria.wire.checks import MAX_RANK
 from planaria.wire.credentials import Credentials
@@ -32,6 +36,12 @@ DEVICES = ("cpu", "cuda")
 # A warm standby is at work within one or two seconds of small models; a wait costs all groups' time.
 SPARE_WAIT = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option("--log-format", help="json: each line of the log is a JSON object.", envvar="PLANARIA_LOG_FORMAT"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,7 @@ class RunOptions:
     standbys: int = 0
     spare_wait: float | None = None  # seconds
     borrow: tuple[str, ...] = ()  # the site's command that is asked for nodes
+    log_format: LogFormat = LogFormat.TEXT
     buddy: int | None = None  # steps between copies in another rank's memory; None: there are none
     check_state: int | None = None  # steps between comparisons of all that groups hold; None: what the script says
     placed: bool = False  # by an engine that keeps the groups alive, one agent each

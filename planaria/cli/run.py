@@ -17,6 +17,7 @@ from planaria.cli.options import RunOptions
 from planaria.cli.supervise import supervise
 from planaria.core.exits import EXIT_INTERRUPTED
 from planaria.engines.nodestream import DEFAULT_ADDRESS
+from planaria.logs import LogFormat
 from planaria.wire import membership
 
 
@@ -121,6 +122,10 @@ def run(
     tee: Annotated[
         bool, _option("-t", "--tee", help="Show the ranks' output although --quiet or --live would not.")
     ] = False,
+    log_format: Annotated[
+        LogFormat,
+        _option("--log-format", help="json: each line that is shown is a JSON object, and events are complete."),
+    ] = LogFormat.TEXT,
     quiet: Annotated[bool, _option("--quiet", "-q", help="Only the log files get the ranks' output.")] = False,
     max_replacements: Annotated[
         int,
@@ -219,6 +224,7 @@ def run(
         checkpoint_keep=checkpoint_keep,
         replay=None if replay is None else membership.read(replay).path.absolute(),
         log_dir=(log_dir or Path("planaria_logs") / name).absolute() / (f"node{node_rank}" if node_rank else ""),
+        log_format=log_format,
         quiet=quiet and not tee,
         live=live and not tee,
         max_replacements=max_replacements,

@@ -28,6 +28,7 @@ from planaria.cli.logdir import held, move_aside, read_run, read_summary, usable
 from planaria.cli.options import RunOptions
 from planaria.cli.supervise import heeded
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
+from planaria.core.messages import Event
 from planaria.core.plan import Finish, PlanSpec, Suspend
 from planaria.core.roster import JobStatus
 from planaria.engines import memory as memories
@@ -38,6 +39,7 @@ from planaria.engines.slurm.host import SlurmHost, jobs_before
 from planaria.engines.slurm.steps import StepHost
 from planaria.errors import UsageError
 from planaria.lighthouse.server import refuse_strangers
+from planaria.logs import LogFormat, event_line
 from planaria.wire.channel import join_address, split_address, split_addresses
 from planaria.wire.credentials import ENVIRONMENT as CREDENTIALS
 from planaria.wire.token import ENVIRONMENT as TOKEN
@@ -150,7 +152,7 @@ class _Supervisor:
         with usable(options.log_dir):
             self._events = EventLog(options.log_dir / "events.jsonl")
         self._pump = LogPump()
-        self._events.listen(lambda event: self._pump.say(f"[planaria] {event.text}"))
+        self._events.listen(self._say)
         self._host: SlurmHost | StepHost
         if allocation:
             self._host = StepHost(template, allocation)
@@ -158,6 +160,10 @@ class _Supervisor:
             self._host = SlurmHost(template, self._events.add, _read_before(options.log_dir / BEFORE))
         self._status: JobStatus | None = None
         self._followed: dict[int, Path] = {}  # by group
+
+    def _say(self, event: Event) -> None:
+        as_json = self._options.log_format is LogFormat.JSON
+        self._pump.say(event_line(event, self._options.job) if as_json else f"[planaria] {event.text}")
 
     async def run(self) -> int:
         """The exit code of the job. No job is left."""

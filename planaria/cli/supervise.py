@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from planaria.agent.agent import Agent, Assignment, Outcome
 from planaria.agent.borrowing import Lender
@@ -28,6 +30,7 @@ from planaria.engines.base import Engine
 from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.engines.spread import SpreadEngine, Terms
+from planaria.logs import LogFormat, event_line, json_line
 
 # Of all that an agent records, what a person at the terminal wants to know at once.
 SHOWN = frozenset(
@@ -91,9 +94,9 @@ async def _supervise(options: RunOptions, name: str, following: dict[int, int]) 
     pump = LogPump()
     view = LiveView(options.job) if options.live and sys.stderr.isatty() else None
     if view is None:
-        events.listen(lambda event: say(pump, event, SHOWN))
+        events.listen(lambda event: say(pump, options, event, SHOWN))
         if options.first_group == 0:
-            events.listen(lambda event: say(pump, event, _SHOWN_OF_JOB), relayed=True)
+            events.listen(lambda event: say(pump, options, event, _SHOWN_OF_JOB), relayed=True)
     if not options.quiet and view is None:
         events.listen(lambda event: follow(pump, options, event))
     lighthouse = None
@@ -278,7 +281,9 @@ def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
             return  # it is shown on its own node
         directory = directory_of(options.log_dir, member, rank)
         for name, out in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-            pump.follow(f"rg{member.group}:rank{rank}", _file(directory / name), out)
+            shown = partial(_rank_line, options.job, member, rank, name.removesuffix(".log"))
+            rendered = shown if options.log_format is LogFormat.JSON else None
+            pump.follow(f"rg{member.group}:rank{rank}", _file(directory / name), out, rendered)
     elif event.kind == "exit":
         # On node 0 a group ends as a whole, or loses one rank; a helper knows of its own ranks only.
         whole = options.node_rank == 0 and "alone" not in facts
@@ -287,13 +292,22 @@ def follow(pump: LogPump, options: RunOptions, event: Event) -> None:
                 pump.release(_file(directory_of(options.log_dir, member, rank) / name))
 
 
+def _rank_line(job: str, member: Member, rank: int, stream: str, text: str) -> str:
+    return json_line(
+        text, time.time(), job=job, group=member.group, incarnation=member.incarnation, rank=rank, stream=stream
+    )
+
+
 def _file(path: Path) -> Path:
     """By the one name that it has in all lives of its group."""
     return Path(os.path.realpath(path))
 
 
-def say(pump: LogPump, event: Event, shown: Collection[str]) -> None:
-    if event.kind in shown and dict(event.data).get("state") != "finished":
+def say(pump: LogPump, options: RunOptions, event: Event, shown: Collection[str]) -> None:
+    """What machines read is all there is: they choose for themselves."""
+    if options.log_format is LogFormat.JSON:
+        pump.say(event_line(event, options.job))
+    elif event.kind in shown and dict(event.data).get("state") != "finished":
         pump.say(f"[planaria] {event.text}")
 
 
@@ -314,6 +328,15 @@ def _conclude(options: RunOptions, outcome: Outcome, seconds: float) -> int:
     except OSError as error:
         with suppress(OSError):
             print(f"planaria: cannot write {summary.path} ({error.strerror})", file=sys.stderr)
+    shown = summary.text()
+    if options.log_format is LogFormat.JSON:
+        facts: dict[str, Any] = {
+            "kind": "summary",
+            "exit_code": outcome.exit_code,
+            "step": outcome.step,
+            "seconds": round(seconds, 3),
+        }
+        shown = json_line(shown, time.time(), job=options.job, replacements=outcome.replacements, **facts)
     with suppress(OSError):
-        print(summary.text(), file=sys.stderr, flush=True)
+        print(shown, file=sys.stderr, flush=True)
     return outcome.exit_code

@@ -18,6 +18,7 @@ from planaria.errors import PlanariaError, UsageError
 from planaria.lighthouse.elector import Keeper
 from planaria.lighthouse.outbox import Outbox
 from planaria.lighthouse.recovery import RecoveryWatch
+from planaria.logs import facts_of
 
 log = logging.getLogger("planaria.lighthouse")
 
@@ -161,7 +162,8 @@ class Job:
         event = dataclasses.replace(event, at=time.time())
         self.events.append(event)
         self.events_by_kind[event.kind] += 1
-        log.info("job %s: %s: %s", self.name, event.kind, event.text)
+        facts = {"job": self.name, "text": event.text, **facts_of(event)}
+        log.info("job %s: %s: %s", self.name, event.kind, event.text, extra={"facts": facts})
         for watcher in [*self.watchers]:
             if not watcher.offer(event):
                 self.watchers.discard(watcher)

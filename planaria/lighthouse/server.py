@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from planaria.lighthouse.operator import Operators
 from planaria.lighthouse.outbox import Outbox
 from planaria.lighthouse.seat import Candidate, Seat
 from planaria.lighthouse.store import Store
+from planaria.logs import LogFormat, configure
 from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import DEFAULT_BIND, add_port, make_server, split_address
 from planaria.wire.codec import decode_report, encode_order, guarded
@@ -241,6 +241,7 @@ class Options:
     lease: float = LEASE
     advertise: str | None = None
     elector_credentials: Path | None = None
+    log_format: LogFormat = LogFormat.TEXT
 
 
 async def serve(options: Options) -> None:
@@ -273,10 +274,5 @@ def _server(options: Options) -> Server:
 
 def run(options: Options) -> None:
     """``serve`` as the whole of a process, with a log on standard error."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    configure(options.log_format, "%(asctime)s %(levelname)s %(message)s")
     asyncio.run(serve(options))

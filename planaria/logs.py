@@ -1,0 +1,67 @@
+"""What Planaria says, for people or, with ``--log-format json``, for machines: then every line is a JSON object.
+
+    {"at": "2026-11-29T01:20:00.123Z", "level": "info", "text": "group 3 …", "job": "train", "kind": "lost", "group": 3}
+
+``at``, ``level`` and ``text`` are always there, and ``job`` where a line is about one; ``kind`` of an event, ``group``,
+``incarnation``, ``rank``, ``step`` and ``quorum`` where they are known, ``stream`` of what a rank has printed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from planaria.core.messages import Event
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+def json_line(text: str, at: float, level: str = "info", **facts: Any) -> str:
+    """``at``: unix seconds. What is None or empty in ``facts`` is left out."""
+    when = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    known = {name: fact for name, fact in facts.items() if fact is not None and fact != ""}
+    return json.dumps({"at": when, "level": level, "text": text, **known}, default=str)
+
+
+def facts_of(event: Event) -> dict[str, Any]:
+    """What an event is about, numbers as numbers."""
+    facts: dict[str, Any] = {"kind": event.kind}
+    if event.group >= 0:
+        facts["group"] = event.group
+    for name, value in event.data:
+        # "text", "at" and "level" are the line's own.
+        facts[name if name not in ("text", "at", "level", "kind") else f"{name}_"] = _number(value)
+    return facts
+
+
+def event_line(event: Event, job: str) -> str:
+    return json_line(event.text, event.at, job=job, **facts_of(event))
+
+
+def configure(form: LogFormat, text: str = "%(asctime)s %(message)s") -> None:
+    """The log of a service, on standard error. ``text``: the format for people."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if form is LogFormat.JSON else logging.Formatter(text))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _JsonLines(logging.Formatter):
+    """``extra={"facts": {...}}`` of a record are its facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        facts = dict(getattr(record, "facts", {}))
+        if record.exc_info:
+            facts["traceback"] = self.formatException(record.exc_info)
+        return json_line(facts.pop("text", text), record.created, record.levelname.lower(), logger=record.name, **facts)
+
+
+def _number(value: str) -> object:
+    return int(value) if value.isascii() and value.removeprefix("-").isdigit() and len(value) < 16 else value
