@@ -23,6 +23,10 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+# Facts of events that are numbers wherever they are known; what may be several ("joined") never is one.
+_NUMBERS = frozenset({"incarnation", "rank", "step", "exit_code", "pid", "members"})
+
+
 def json_line(text: str, at: float, level: str = "info", **facts: Any) -> str:
     """``at``: unix seconds. What is None or empty in ``facts`` is left out."""
     when = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -37,7 +41,9 @@ def facts_of(event: Event) -> dict[str, Any]:
         facts["group"] = event.group
     for name, value in event.data:
         # "text", "at" and "level" are the line's own.
-        facts[name if name not in ("text", "at", "level", "kind") else f"{name}_"] = _number(value)
+        facts[name if name not in ("text", "at", "level", "kind") else f"{name}_"] = (
+            _number(value) if name in _NUMBERS else value
+        )
     return facts
 
 

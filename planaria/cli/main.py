@@ -27,6 +27,7 @@ _COMMANDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("planaria.cli.run", "run", {"allow_interspersed_args": False}),
     ("planaria.cli.train", "train", {"allow_interspersed_args": False}),
     ("planaria.cli.operate", "status", {}),
+    ("planaria.cli.top", "top", {}),
     ("planaria.cli.operate", "kill", {}),
     ("planaria.cli.operate", "drain", {}),
     ("planaria.cli.operate", "undrain", {}),

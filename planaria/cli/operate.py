@@ -87,7 +87,7 @@ def status(
                     show_posts(Console(), posts)
                 raise
     except UsageError:
-        if (summary := _summary(target)) is None:
+        if (summary := summary_of(target)) is None:
             raise
         typer.echo(json.dumps(summary) if as_json else ended(summary))
         return
@@ -240,7 +240,7 @@ def _connect(job: str, lighthouse: str | None, log_dir: Path | None) -> Iterator
         with OperatorClient(target.address) as client:
             yield client, target.job
     except UsageError:
-        if (summary := _summary(target)) is None:
+        if (summary := summary_of(target)) is None:
             raise
         raise UsageError(ended(summary)) from None
 
@@ -293,7 +293,7 @@ def _of_run(path: Path, job: str) -> Target:
     return Target(str(run["lighthouse"]), job or str(run["job"]), path.parent)
 
 
-def _summary(target: Target) -> dict[str, Any] | None:
+def summary_of(target: Target) -> dict[str, Any] | None:
     """The last words of the run that the target was read from."""
     return read_summary(target.directory, target.job) if target.directory is not None else None
 
