@@ -45,6 +45,20 @@ def test_ranks_are_replaced_under_the_others(tmp_path: Path, unhurt: Callable[[s
         assert len(run.events("regroup")) == 2 and len(run.events("lost")) == 2
 
 
+def test_a_rank_is_lost_while_the_others_write_a_checkpoint(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
+    """They wait for their writing, which takes long, before they meet again: that is no collective that hangs."""
+    saved = tmp_path / "checkpoints"
+    saving = ("--checkpoint", str(saved), "--checkpoint-every", "4")
+    with start(tmp_path / "run", "fsdp", "--guard", "--pause", "0.01", "--slow-saves", "4", more=saving) as run:
+        before = pids(run, 0, 0, 2)
+        run.until(lambda: [*saved.glob("*partial*/*")], "a checkpoint that is written")
+        run.signal(0, rank=1)
+        after = pids(run, 0, 1, 2)
+        assert before[0] == after[0], run.log()
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
 @pytest.mark.parametrize(("layout", "hung"), [("fsdp", 0), ("fsdp-tp", 2)])
 def test_a_stopped_rank_is_replaced(tmp_path: Path, unhurt: Callable[[str], str], layout: str, hung: int) -> None:
     ranks = LAYOUTS[layout]

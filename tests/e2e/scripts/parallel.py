@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import planaria.torch as pt
+from planaria.torch.checkpoint_io import CheckpointWriter
 
 parser = argparse.ArgumentParser()
 MESHES = {
@@ -33,6 +34,7 @@ parser.add_argument("--device", default="cpu")
 parser.add_argument("--guard", action="store_true")
 parser.add_argument("--rich", action="store_true", help="mixed precision, checkpointing, tied and frozen parameters")
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--slow-saves", type=float, default=0.0, help="seconds that a rank takes longer to write its part")
 parser.add_argument("--odd", default="", help="what goes wrong, and in the last group only")
 args = parser.parse_args()
 
@@ -42,6 +44,16 @@ if odd == "layout":
     args.layout = "tp"
 shape = {"fsdp": 3} if odd == "mesh" else MESHES[args.layout]
 job = pt.init(shards=4, seed=3 + rank if odd == "seed" else 3, mesh=shape, device=args.device)
+
+if args.slow_saves:
+    write = CheckpointWriter.write_data
+
+    def slowly(*given):
+        written = write(*given)
+        time.sleep(args.slow_saves)
+        return written
+
+    CheckpointWriter.write_data = slowly
 
 
 class Block(nn.Module):
