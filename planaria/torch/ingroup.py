@@ -26,7 +26,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from planaria.errors import CommunicatorError, PlanariaError
-from planaria.exchange.rendezvous import CONNECT, NEVER, RendezvousStore, connect, gloo_group
+from planaria.exchange.rendezvous import NEVER, RendezvousStore, connect, gloo_group
 from planaria.exchange.sockets import TABLE, Lines
 from planaria.exchange.waiting import Bell, Pending
 from planaria.torch.letting_go import let_go
@@ -39,6 +39,9 @@ IDLE = "planaria_idle"
 # started as a whole after so many lives.
 _FIRST_KIND, _KINDS = 64, 256
 _FULL = 0.75  # of the files that a process may have open; scripts need some, too
+# Ranks that meet again wait for one that may only be starting: as long as PyTorch gives ranks to meet at first. Whoever
+# is not there by then, though it lives, cannot be reached; then the group is started again as a whole.
+_MEETING = timedelta(minutes=10)
 _RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting, or looks at a device
 _THREADS = 2  # torch's own number for gloo: FSDP2 gathers and reduces at a time
 
@@ -257,12 +260,12 @@ class InGroup:
             raise CommunicatorError("no longer wanted")
 
     def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:
-        lines = self._new_lines()
+        lines, limit = self._new_lines(), time.monotonic() + _MEETING.total_seconds()
         while True:
             try:
-                return connect(address, max(CONNECT, NEVER), lines)
+                return connect(address, _MEETING, lines)
             except CommunicatorError:
-                if cancelled() or lines.is_cut:
+                if cancelled() or lines.is_cut or time.monotonic() > limit:
                     raise
                 time.sleep(_RETRY)
 
