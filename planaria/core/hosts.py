@@ -52,8 +52,9 @@ class Hosts(Wishes):
         self._prepare(view, max(open, key=self._spare))
         return self._end()
 
-    def _prepare(self, view: Group, agent: str, lost: bool = False) -> None:
-        group, newer = view.member.group, Member(view.member.group, view.member.incarnation + 1)
+    def _prepare(self, view: Group, agent: str, lost: bool = False, after: Member | None = None) -> None:
+        """``after``: another life of the group that was prepared elsewhere."""
+        group, newer = view.member.group, Member(view.member.group, (after or view.member).incarnation + 1)
         self._moves[group] = _Move(agent, newer, lost=lost)
         self._event("move", f"group {group} moves to node {agent} when it is ready there", group)
         self._send(agent, Host(newer))
@@ -66,7 +67,10 @@ class Hosts(Wishes):
     def _prepared(self, agent: str, report: Prepared) -> None:
         group = report.member.group
         move = self._moves.get(group)
-        if not report.trouble:
+        if move is not None and report.member < move.member:  # its node was away, and another prepares the next life
+            if not report.trouble:
+                self._send(agent, Host(report.member, off=True))
+        elif not report.trouble:
             self._moves[group] = _Move(agent, report.member, True, move is not None and move.lost)
         elif move is not None and (move.agent, move.member) == (agent, report.member):
             view = self.seen.groups.get(group)
@@ -86,6 +90,8 @@ class Hosts(Wishes):
             if not self.seen.agents[move.agent].connected:
                 if not move.ready:
                     self._stays(group, f"node {move.agent} is out of reach")
+                elif view is not None and self._has_left(group) and (host := self._host_for(view)) is not None:
+                    self._prepare(view, host, lost=True, after=move.member)
             elif view is not None and self._begins_anew(view, move):
                 self._send(move.agent, Host(move.member, off=True))
                 self._stays(group, "it was started again meanwhile")

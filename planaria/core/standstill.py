@@ -130,11 +130,11 @@ class Standstills(Latecomers):
         """What a member of the quorum in force waits for; None: it does not, as far as is known. FINISHED: nobody need
         wait for it."""
         view = self.seen.of(member)
-        if view is None:
-            return None
-        if (view.state is State.FINISHED and self.complete) or (view.state in CERTAINLY_GONE and self._leaving(member)):
+        if (view is None or view.state in CERTAINLY_GONE) and self._leaving(member):
             return Phase.FINISHED  # it has left in order, and sent what others needed
-        if view.state not in (State.ACTIVE, State.READY) or not self.seen.connected(view):
+        if view is not None and view.state is State.FINISHED and self.complete:
+            return Phase.FINISHED
+        if view is None or view.state not in (State.ACTIVE, State.READY) or not self.seen.connected(view):
             return None
         match view.pulse:
             case Pulse(phase=Phase.HEALING | Phase.FORMING as phase):

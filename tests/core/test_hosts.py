@@ -126,6 +126,26 @@ def test_groups_of_a_drained_node_move_to_standbys_elsewhere_as_far_as_there_are
     assert said[0] == "a1: drain", "then it leaves without a new place"
 
 
+def test_a_group_whose_new_node_is_lost_before_it_came_is_prepared_on_a_third() -> None:
+    desk = moving()
+    orders(desk, 2, Prepared(NEWER))
+    desk.tell(0, Heartbeat((), warm=1))
+    desk.adopts(0, 2, 5)
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    third = Member(1, 2)
+    assert Send("a0", Host(third)) in sent(desk.lighthouse.handle("a1", LEFT, desk.now))
+    assert Send("a0", Host(third, joins=True)) in orders(desk, 0, Prepared(third))
+    desk = moving()
+    orders(desk, 2, Prepared(NEWER))
+    desk.tell(0, Heartbeat((), warm=1))
+    desk.adopts(0, 2, 5)
+    desk.lines(desk.lighthouse.agent_lost("a2", desk.now))
+    desk.lighthouse.handle("a1", LEFT, desk.now)
+    desk.connects(2)  # it is back, and what it has prepared is not needed any more
+    assert orders(desk, 2, Prepared(NEWER)) == [Send("a2", Host(NEWER, off=True))]
+    assert Send("a0", Host(third, joins=True)) in orders(desk, 0, Prepared(third))
+
+
 def lost() -> Desk:
     """The node of group 1 is cut off, and the others have gone on without it; group 2's agent has a standby."""
     desk = working()

@@ -72,9 +72,9 @@ class World:
             case Drain(id):
                 old = self.get(id)
                 assert old is not None and old.state in (RUNNING, PENDING, DEAD)
-                running = [g.group for g in self.view.having(RUNNING)]
+                running = sorted(self.view.having(RUNNING), key=lambda g: g.suspected_since is not None)
                 if old.state is RUNNING:
-                    assert id in running[self.spec.desired :], "the highest ids leave"
+                    assert old in running[self.spec.desired :], "suspects leave, then the highest ids"
                 else:
                     assert len(self.view.having(RUNNING, PENDING, DEAD)) > self.spec.desired
                 self.put(replace(old, state=DRAINING if old.state is RUNNING else DRAINED))

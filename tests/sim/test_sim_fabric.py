@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.core.messages import Member, Policy, Quorum, QuorumId
-from planaria.sim.fabric import FORM_TIMEOUT, OPERATION_TIMEOUT, Fabric, Result
+from planaria.sim.fabric import FORM_TIMEOUT, Fabric, Result
 from planaria.sim.invariants import Checker, Violation
 from planaria.sim.kernel import Kernel, Process
 from planaria.sim.network import Links
@@ -126,15 +126,36 @@ def test_a_death_in_the_middle_leaves_some_with_a_result_and_some_without() -> N
     assert outcomes == {(True, True), (True, False), (False, True), (False, False)}
 
 
-def test_a_stopped_member_is_noticed_by_the_timeout() -> None:
+def test_a_stopped_member_is_waited_for() -> None:
     plane = Plane()
     plane.form()
     plane.run(1.0)
     plane.ranks[2].process.pause()
     plane.enter(0)
     plane.enter(1)
-    plane.run(OPERATION_TIMEOUT + 1.0)
-    assert [r.results[0].error for r in plane.ranks[:2]] == ["the operation timed out"] * 2
+    plane.run(1000.0)
+    assert [r.results for r in plane.ranks] == [[], [], []], "nothing tells it from one that computes"
+    plane.ranks[2].process.resume()
+    plane.enter(2)
+    plane.run(1.0)
+    assert [len(r.results) for r in plane.ranks] == [1, 1, 1]
+
+
+def test_a_message_is_lost_to_all_or_to_one() -> None:
+    for alone in (False, True):
+        plane = Plane()
+        plane.form()
+        plane.run(1.0)
+        plane.fabric.lose_message(plane.ranks[1], alone)
+        for number in range(3):
+            plane.enter(number)
+        plane.run(1000.0)
+        assert [len(r.results) for r in plane.ranks] == ([1, 0, 1] if alone else [0, 0, 0])
+        plane.ranks[0].process.die()
+        plane.run(1.0)
+        assert [len(r.results) for r in plane.ranks[1:]] == ([0, 1] if alone else [1, 1])
+        plane.fabric.drop(plane.ranks[1], ID)
+        assert plane.ranks[1].results[0].payloads is None, "news end every wait"
 
 
 def test_who_gives_a_communicator_up_ends_its_own_wait_at_once() -> None:

@@ -203,7 +203,7 @@ def test_two_processes_see_the_same_as_one(capsys: pytest.CaptureFixture[str]) -
 def test_every_seed_is_counted_once_and_a_failure_is_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(start: int, seeds: int, base: Scenario, jobs: int) -> Iterator[Outcome]:
+    def run(start: int, seeds: int, base: Scenario, menu: tuple[str, ...], jobs: int) -> Iterator[Outcome]:
         for seed in range(start, start + seeds):
             verdict = ("finished", "stopped", f"broken in its own way {seed}")[seed % 3]
             yield Outcome(seed, verdict, seed % 3 == 2, 360.0, 10, 2, [])
