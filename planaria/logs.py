@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -23,6 +24,8 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+# Those of every line; a fact of an event that is called so gets another name.
+_OWN = frozenset({"at", "level", "text", "logger", "job", "kind", "group"})
 # Facts of events that are numbers wherever they are known; what may be several ("joined") never is one.
 _NUMBERS = frozenset({"incarnation", "rank", "step", "exit_code", "pid", "members"})
 
@@ -34,16 +37,18 @@ def json_line(text: str, at: float, level: str = "info", **facts: Any) -> str:
     return json.dumps({"at": when, "level": level, "text": text, **known}, default=str)
 
 
+def json_of(text: str, **facts: Any) -> str:
+    """A line that a process has printed, now: as it is if it is one of these already."""
+    return text if text.startswith('{"at": ') else json_line(text, time.time(), **facts)
+
+
 def facts_of(event: Event) -> dict[str, Any]:
     """What an event is about, numbers as numbers."""
     facts: dict[str, Any] = {"kind": event.kind}
     if event.group >= 0:
         facts["group"] = event.group
     for name, value in event.data:
-        # "text", "at" and "level" are the line's own.
-        facts[name if name not in ("text", "at", "level", "kind") else f"{name}_"] = (
-            _number(value) if name in _NUMBERS else value
-        )
+        facts[f"{name}_" if name in _OWN else name] = _number(value) if name in _NUMBERS else value
     return facts
 
 

@@ -13,11 +13,10 @@ from planaria.agent.proc import describe
 from planaria.agent.ranklife import RankLife, culprit, suspicious
 from planaria.core.exits import EXIT_BAD_INPUT
 from planaria.core.liveness import JobTimes, ProgressWatch
-from planaria.core.messages import NO_QUORUM, Member, Phase, Pulse, QuorumId
+from planaria.core.messages import AT_WORK, NO_QUORUM, Member, Phase, Pulse, QuorumId
 from planaria.core.plan import GroupState, ObservedGroup
 from planaria.wire.page import PageView
 
-_AT_WORK = frozenset({Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})
 _BUSY = frozenset({Phase.COMPUTING, Phase.APPLYING, Phase.LOADING})  # getting on by itself, or to be judged if not
 
 
@@ -104,7 +103,7 @@ class Life:
         if any(rank.watch.stopped for rank in self.ranks):
             for rank in self.ranks:
                 rank.watch.excuse()
-        if self.adopted and not self.settled and self.view is not None and self.view.phase in _AT_WORK:
+        if self.adopted and not self.settled and self.view is not None and self.view.phase in AT_WORK:
             self.settled, self.settle_seconds = True, now - self.created
         found, why, certain = suspicious([rank for rank in self.ranks if not rank.over], now)
         if found is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from planaria.agent.lives import Failure
 from planaria.agent.proc import signal_name
 from planaria.core.exits import EXIT_LEFT
+from planaria.logs import LogFormat, json_line
 
 _RULE = 78
 _LATER_SHOWN = 5
@@ -40,6 +41,13 @@ class Summary:
     @property
     def path(self) -> Path:
         return self.directory / "summary.json"
+
+    def shown(self, form: LogFormat) -> str:
+        """The last lines of the run's log."""
+        if form is LogFormat.TEXT:
+            return self.text()
+        facts = {name: getattr(self, name) for name in ("job", "exit_code", "step", "replacements")}
+        return json_line(self.text(), time.time(), kind="summary", seconds=round(self.seconds, 3), **facts)
 
     def write(self) -> None:
         """Write it whole or not at all. Raises OSError."""

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from planaria.agent.summary import Summary
 from planaria.cli import engine as engines
 from planaria.cli.logdir import held, move_aside, read_run, read_summary, usable
 from planaria.cli.options import RunOptions
-from planaria.cli.supervise import heeded
+from planaria.cli.supervise import heeded, line_of
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_FAILED
-from planaria.core.messages import Event
 from planaria.core.plan import Finish, PlanSpec, Suspend
 from planaria.core.roster import JobStatus
 from planaria.engines import memory as memories
@@ -39,7 +39,7 @@ from planaria.engines.slurm.host import SlurmHost, jobs_before
 from planaria.engines.slurm.steps import StepHost
 from planaria.errors import UsageError
 from planaria.lighthouse.server import refuse_strangers
-from planaria.logs import LogFormat, event_line
+from planaria.logs import LogFormat, json_of
 from planaria.wire.channel import join_address, split_address, split_addresses
 from planaria.wire.credentials import ENVIRONMENT as CREDENTIALS
 from planaria.wire.token import ENVIRONMENT as TOKEN
@@ -152,7 +152,7 @@ class _Supervisor:
         with usable(options.log_dir):
             self._events = EventLog(options.log_dir / "events.jsonl")
         self._pump = LogPump()
-        self._events.listen(self._say)
+        self._events.listen(lambda event: self._pump.say(line_of(event, options)))
         self._host: SlurmHost | StepHost
         if allocation:
             self._host = StepHost(template, allocation)
@@ -160,10 +160,6 @@ class _Supervisor:
             self._host = SlurmHost(template, self._events.add, _read_before(options.log_dir / BEFORE))
         self._status: JobStatus | None = None
         self._followed: dict[int, Path] = {}  # by group
-
-    def _say(self, event: Event) -> None:
-        as_json = self._options.log_format is LogFormat.JSON
-        self._pump.say(event_line(event, self._options.job) if as_json else f"[planaria] {event.text}")
 
     async def run(self) -> int:
         """The exit code of the job. No job is left."""
@@ -193,7 +189,7 @@ class _Supervisor:
         summary = Summary(options.job, code, reason, options.groups, step, replaced, seconds, options.log_dir)
         with suppress(OSError):
             summary.write()
-            print(summary.text(), file=sys.stderr, flush=True)
+            print(summary.shown(options.log_format), file=sys.stderr, flush=True)
         return code
 
     async def _keep(self) -> tuple[int, str]:
@@ -286,7 +282,9 @@ class _Supervisor:
                 if shown is not None:
                     self._pump.release(shown)
                 self._followed[group] = log
-                self._pump.follow(f"rg{group}-i{life.incarnation}", log, sys.stdout)
+                told = partial(json_of, job=self._options.job, group=group, incarnation=life.incarnation)
+                rendered = told if self._options.log_format is LogFormat.JSON else None
+                self._pump.follow(f"rg{group}-i{life.incarnation}", log, sys.stdout, rendered)
 
     def _lighthouse(self) -> LighthouseChild:
         """Where the one before it was, if that is possible: then nobody has to look for it."""

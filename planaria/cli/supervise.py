@@ -12,7 +12,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from planaria.agent.agent import Agent, Assignment, Outcome
 from planaria.agent.borrowing import Lender
@@ -305,10 +304,14 @@ def _file(path: Path) -> Path:
 
 def say(pump: LogPump, options: RunOptions, event: Event, shown: Collection[str]) -> None:
     """What machines read is all there is: they choose for themselves."""
-    if options.log_format is LogFormat.JSON:
-        pump.say(event_line(event, options.job))
-    elif event.kind in shown and dict(event.data).get("state") != "finished":
-        pump.say(f"[planaria] {event.text}")
+    wanted = event.kind in shown and dict(event.data).get("state") != "finished"
+    if wanted or options.log_format is LogFormat.JSON:
+        pump.say(line_of(event, options))
+
+
+def line_of(event: Event, options: RunOptions) -> str:
+    """As it is shown."""
+    return event_line(event, options.job) if options.log_format is LogFormat.JSON else f"[planaria] {event.text}"
 
 
 def _conclude(options: RunOptions, outcome: Outcome, seconds: float) -> int:
@@ -328,15 +331,6 @@ def _conclude(options: RunOptions, outcome: Outcome, seconds: float) -> int:
     except OSError as error:
         with suppress(OSError):
             print(f"planaria: cannot write {summary.path} ({error.strerror})", file=sys.stderr)
-    shown = summary.text()
-    if options.log_format is LogFormat.JSON:
-        facts: dict[str, Any] = {
-            "kind": "summary",
-            "exit_code": outcome.exit_code,
-            "step": outcome.step,
-            "seconds": round(seconds, 3),
-        }
-        shown = json_line(shown, time.time(), job=options.job, replacements=outcome.replacements, **facts)
     with suppress(OSError):
-        print(shown, file=sys.stderr, flush=True)
+        print(summary.shown(options.log_format), file=sys.stderr, flush=True)
     return outcome.exit_code

@@ -18,14 +18,13 @@ from rich.text import Text
 
 from planaria.cli.certs import CredentialsOption, TokenOption
 from planaria.cli.operate import AddressOption, JobOption, LogDirOption, ended, event_line, find, links, summary_of
-from planaria.core.messages import Phase
+from planaria.core.messages import AT_WORK, Phase
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.errors import PlanariaError, UsageError
 from planaria.lighthouse.client import OperatorClient
 
 # Steps a second are those of the last half minute: long enough for slow steps, short enough to see a change.
 RATE_SECONDS = 30.0
-_WORKING = frozenset({Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})
 # One character for a group, so that a thousand fit into a screen; not by colour alone.
 _SIGNS = {
     "working": ("█", "green"),
@@ -154,7 +153,7 @@ def condition(group: GroupStatus) -> str:
         return group.state
     if not group.connected:
         return "out of reach"
-    if group.state == "active" and group.phase in _WORKING:
+    if group.state == "active" and group.phase in AT_WORK:
         return "working"
     if group.phase in (Phase.HEALING, Phase.FORMING, Phase.LOADING):
         return group.phase.name.lower()

@@ -92,6 +92,10 @@ class Phase(Enum):
     LOADING = 8  # the script's own save or load runs, for a group that heals (job.register)
 
 
+# Those of a step.
+AT_WORK = frozenset({Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})
+
+
 # --- a rank -> its agent ---------------------------------------------------------------------------------------
 
 

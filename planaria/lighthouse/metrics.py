@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from planaria.core.messages import Phase
+from planaria.core.roster import JobStatus
 from planaria.lighthouse.jobs import RECOVERY_BUCKETS, Job
 from planaria.lighthouse.seat import Seat
 
@@ -37,15 +38,16 @@ def families(jobs: Sequence[Job], leads: bool) -> Iterator[Metric]:
     """All figures, in the order in which they are shown. ``leads``: whether this lighthouse does."""
     yield GaugeMetricFamily("planaria_leads", "1 if this lighthouse leads, 0 if it stands by", value=int(leads))
     yield GaugeMetricFamily("planaria_jobs", "Jobs that the lighthouse knows", value=len(jobs))
-    yield from _gauges(jobs)
-    yield _groups(jobs)
-    yield from _each_group(jobs)
-    yield from _links(jobs)
+    seen = [job.status() for job in jobs]
+    yield from _gauges(jobs, seen)
+    yield _groups(seen)
+    yield from _each_group(seen)
+    yield from _links(seen)
     yield _events(jobs)
     yield _recoveries(jobs)
 
 
-def _gauges(jobs: Iterable[Job]) -> Iterator[Metric]:
+def _gauges(jobs: Iterable[Job], seen: Iterable[JobStatus]) -> Iterator[Metric]:
     epoch = GaugeMetricFamily("planaria_epoch", "Epoch under which the job is served", labels=["job"])
     number = GaugeMetricFamily("planaria_quorum_number", "Number of the quorum in force", labels=["job"])
     members = GaugeMetricFamily("planaria_quorum_members", "Members of the quorum in force", labels=["job"])
@@ -55,8 +57,7 @@ def _gauges(jobs: Iterable[Job]) -> Iterator[Metric]:
     since = GaugeMetricFamily(
         "planaria_seconds_since_commit", "Since the newest step was committed; 0 once all are", labels=["job"]
     )
-    for job in jobs:
-        status = job.status()
+    for job, status in zip(jobs, seen, strict=True):
         labels = [job.name]
         epoch.add_metric(labels, status.epoch)
         number.add_metric(labels, status.quorum.id.number if status.quorum else 0)
@@ -68,41 +69,40 @@ def _gauges(jobs: Iterable[Job]) -> Iterator[Metric]:
     yield from (epoch, number, members, desired, step, agents, since)
 
 
-def _groups(jobs: Iterable[Job]) -> Metric:
+def _groups(seen: Iterable[JobStatus]) -> Metric:
     family = GaugeMetricFamily("planaria_groups", "Groups by state and phase", labels=["job", "state", "phase"])
-    for job in jobs:
-        groups = Counter((group.state, group.phase) for group in job.status().groups)
+    for status in seen:
+        groups = Counter((group.state, group.phase) for group in status.groups)
         for (state, phase), count in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1].value)):
-            family.add_metric([job.name, state, Phase(phase).name.lower()], count)
+            family.add_metric([status.job, state, Phase(phase).name.lower()], count)
     return family
 
 
-def _each_group(jobs: Iterable[Job]) -> Iterator[Metric]:
+def _each_group(seen: Iterable[JobStatus]) -> Iterator[Metric]:
     labels = ["job", "group"]
     member = GaugeMetricFamily("planaria_group_member", "1 if a group is in the quorum in force, else 0", labels=labels)
     step = GaugeMetricFamily("planaria_group_step", "Steps that a group has committed", labels=labels)
     took = GaugeMetricFamily("planaria_group_step_seconds", "What a step takes a group", labels=labels)
     loss = GaugeMetricFamily("planaria_group_loss", "Loss of a group's newest step, NaN if it has none", labels=labels)
-    for job in jobs:
-        status = job.status()
+    for status in seen:
         inside = {each.group for each in status.quorum.members} if status.quorum is not None else set()
         for group in status.groups:
-            which = [job.name, str(group.member.group)]
+            which = [status.job, str(group.member.group)]
             values = (int(group.member.group in inside), group.step, group.step_seconds, group.loss)
             for family, value in zip((member, step, took, loss), values, strict=True):
                 family.add_metric(which, value)
     yield from (member, step, took, loss)
 
 
-def _links(jobs: Iterable[Job]) -> Iterator[Metric]:
+def _links(seen: Iterable[JobStatus]) -> Iterator[Metric]:
     labels = ["job", "from", "to"]
     bits = GaugeMetricFamily("planaria_link_bits_per_second", "What a link carried while it was in use", labels=labels)
     trip = GaugeMetricFamily("planaria_link_round_trip_seconds", "Round trip of a link", labels=labels)
     lost = GaugeMetricFamily("planaria_link_resent_ratio", "Share of a link's packets sent again", labels=labels)
-    for job in jobs:
-        for group in job.status().groups:
+    for status in seen:
+        for group in status.groups:
             for link in group.links:
-                ends = [job.name, str(group.member.group), str(link.group)]
+                ends = [status.job, str(group.member.group), str(link.group)]
                 for family, value in ((bits, link.bits), (trip, link.round_trip), (lost, link.lost)):
                     family.add_metric(ends, value)
     yield from (bits, trip, lost)

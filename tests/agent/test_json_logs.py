@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from planaria.core.messages import Event
-from planaria.logs import LogFormat, configure, event_line, json_line
+from planaria.logs import LogFormat, configure, event_line, json_line, json_of
 
 from .conftest import SCRIPTS, Run, plain_environ
 
@@ -61,6 +61,19 @@ def test_an_event_keeps_its_numbers_and_its_own_words() -> None:
     }  # fmt: skip
     assert "group" not in json.loads(event_line(Event(0.0, "link", "up", -1, ()), "train"))
     assert json.loads(json_line("a\nb", 0.0, odd=object()))["text"] == "a\nb"
+
+
+def test_what_is_called_as_the_line_s_own_gets_another_name() -> None:
+    event = Event(0.0, "exit", "text", 3, (("job", "x"), ("group", "9"), ("logger", "y"), ("step", "?")))
+    line = json.loads(event_line(event, "train"))
+    assert (line["job"], line["group"], line["job_"], line["group_"]) == ("train", 3, "x", "9")
+    assert (line["logger_"], line["step"]) == ("y", "?")
+
+
+def test_what_is_such_a_line_already_is_left_alone() -> None:
+    told = event_line(Event(0.0, "link", "up", -1, ()), "train")
+    assert json_of(told, job="train", group=1) == told
+    assert json.loads(json_of("srun: error", job="train", group=1))["group"] == 1
 
 
 def test_a_service_logs_objects_and_their_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
