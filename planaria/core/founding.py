@@ -38,6 +38,7 @@ class Founding(Ledger):
         self._resumed = (0, 0)  # from which step the job was started again last, and how often in a row from there
         self._sought = 0  # the newest checkpoint that was known when groups were told to look at the disk
         self._missed = 0  # people were told that nobody sees the checkpoint of this step
+        self._awaited_copies = -1  # they were told that newer copies than of this step are waited for
 
     # --- what a report changes -------------------------------------------------------------------------------
 
@@ -64,7 +65,11 @@ class Founding(Ledger):
         ready = [g for g in self.seen.tellable() if g.state is State.READY and not g.draining]
         if late := {g.agent: None for g in ready if not self._looked(g)}:
             # They were started while others held the state, and nobody does any more: others will come in their place.
-            self._have_looked(late, "nobody holds the state of the job any more")
+            reason = "nobody holds the state of the job any more"
+            if self._run == NO_QUORUM:  # who is to look once more must be told a number, and no run has had any yet
+                self._begin_again(reason)
+                return
+            self._have_looked(late, reason)
             ready = [g for g in ready if self._looked(g)]
         # Whoever leaves stays until somebody has its copy.
         leaving = [g for g in self.seen.tellable() if g.state is State.READY and g.draining and self._looked(g)]
@@ -82,6 +87,8 @@ class Founding(Ledger):
             self._without_copies()
             return
         if newest < self.durable and self._look_further(len(ready)):
+            return
+        if self._waits_for_copies(ready):
             return
         older = [r for r in reports if r.step < newest and self._run != NO_QUORUM]
         odd = [(r, f"{r.member} starts at {outdated(r, self.durable)}") for r in reports if newest < self.durable]
@@ -116,6 +123,19 @@ class Founding(Ledger):
             text = f"none of the groups that are there sees the checkpoint of step {self.durable}"
             self._event("unshared", f"{text}; waiting for the others. Give all the same directory")
         return True
+
+    def _waits_for_copies(self, views: Collection[Group]) -> bool:
+        """Whether somebody lives, if perhaps out of reach or stopped, who has told of a newer copy than ``views``."""
+        newest = max((v.ready.step for v in views if v.ready is not None), default=0)
+        others = [v for v in self.seen.groups.values() if v not in views and v.state not in CERTAINLY_GONE]
+        newer = [v for v in others if v.ready and v.ready.kept != NO_QUORUM and v.ready.step > newest]
+        away = [v for v in newer if self._looked(v)]
+        if away and self._awaited_copies != newest:
+            self._awaited_copies = newest
+            held = named(v.member for v in away)
+            text = f"a newer copy of the state than that of step {newest} is held only by {held}; waiting for them"
+            self._event("unshared", f"{text} (planaria evict GROUP declares one dead)")
+        return bool(away)
 
     def _without_copies(self) -> None:
         """None of the groups that are there has a copy of the state, and there are no checkpoints."""
@@ -168,7 +188,7 @@ class Founding(Ledger):
         self._run = self._store((), begins=True)
         self._take(None)
         self.planned, self._offered, self._trouble_at = None, {}, None
-        self._first_ready_at, self._started_at = None, self.seen.at
+        self._first_ready_at, self._started_at, self._awaited_copies = None, self.seen.at, -1
         self.seen.top_step = self.durable
         self._event("resume", reason)
         self._have_looked(self.seen.agents, reason)

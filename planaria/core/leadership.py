@@ -126,9 +126,7 @@ class Leadership:
         return min(due, self._fence) if self.epoch else due
 
     def tick(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        if self.epoch and now >= self._fence:
-            effects += self._stand_by("its lease could not be renewed in time", now)
+        effects = self._lapse(now)
         if self._asked_at is None and now >= self._due:
             self._asked_at = now
             lapsed = self._stamp if self._stamp and now >= self._since + self._seconds else ""
@@ -138,6 +136,9 @@ class Leadership:
     def answered(self, answer: Answer, now: float) -> list[Effect]:
         """To the question that ``tick`` asked last."""
         assert self._asked_at is not None, "nothing was asked"
+        # An answer in time for the lease may be too late for the fence. What was heard in between was not acted upon,
+        # and nobody says it again to a leader that goes on.
+        lapsed = self._lapse(now)
         asked, self._asked_at = self._asked_at, None
         self.trouble = answer.why if isinstance(answer, Away) else ""
         match answer:
@@ -152,7 +153,7 @@ class Leadership:
             case Renewed():
                 if not self.epoch:  # it has stepped down meanwhile, and may ask for a new epoch
                     self._due = now
-                    return []
+                    return lapsed
                 self._fence = asked + FENCE * self.lease
                 self._due = asked + RENEW * self.lease
                 return self.tick(now) if now >= self._fence else []
@@ -166,10 +167,10 @@ class Leadership:
                     self._due = self._since + seconds
             case Lost(why):
                 self._due = now
-                return self._stand_by(why, now)
+                return lapsed or self._stand_by(why, now)
             case Away():
                 self._due = now + (RETRY if self.epoch else LOOK) * self.lease
-        return []
+        return lapsed
 
     def told(self, epoch: int, now: float) -> list[Effect]:
         """An agent has seen ``epoch``: this one must not lead below it, wherever that came from."""
@@ -186,6 +187,10 @@ class Leadership:
             return []
         self._due = now
         return self._stand_by(why, now)
+
+    def _lapse(self, now: float) -> list[Effect]:
+        late = self.epoch > 0 and now >= self._fence
+        return self._stand_by("its lease could not be renewed in time", now) if late else []
 
     def _stand_by(self, why: str, now: float) -> list[Effect]:
         self._due = min(self._due, now)

@@ -214,7 +214,8 @@ class Lighthouse(Standstills):
             self._offered = {id: q for id, q in self._offered.items() if id > offered.id}
             self.planned = self.planned if self.planned is not None and self.planned.id > offered.id else None
             self._replan_delay, self._replan_at = REPLAN_DELAY[0], 0.0
-            self._trouble_at = None
+            if not self._complained & self._awaited:  # else they cannot finish the step after which it was taken
+                self._trouble_at = None
         if view.state is State.SUSPECT:
             view.state = State.READY  # its training thread said so, after its agent had seen it stand still
             self._news = True
@@ -231,11 +232,17 @@ class Lighthouse(Standstills):
         if self.planned is not None and report.quorum == self.planned.id:
             # No one can have adopted what one member could not build.
             self._withdraw(f"{report.member}: planned quorum {report.quorum}: {report.text}", report.member.group)
-        elif self.current is not None and report.quorum == self.current.id and self._in_force(report.member):
+        elif self._in_force(report.member) and (report.quorum == self._current_id or self._holds_up(report)):
             if self._trouble_at is None:
                 self._trouble_at, self._complained = self.seen.at, set()
             self._complained.add(report.member)
             self._event("trouble", f"{report.member} at step {report.step}: {report.text}", report.member.group)
+
+    def _holds_up(self, report: Trouble) -> bool:
+        """Whether it is about the quorum before a planned one that others have taken: who complains cannot finish the
+        step after which they did, and they wait for it."""
+        assert self.current is not None
+        return not self.current.urgent and report.quorum < self.current.id and report.member in self._awaited
 
     def _finished(self, agent: str, report: Finished) -> None:
         view = self._view(agent, report.member)
@@ -404,6 +411,8 @@ class Lighthouse(Standstills):
         if not self.founded:
             if base.id.epoch != self.epoch and self._may_begin_again and all(self.seen.over(m) for m in base.members):
                 self._all_lost()  # an earlier life of the lighthouse made it, and nobody lives to tell how far it got
+                return None
+            if self._waits_for_copies(live):
                 return None
             if self._can_begin(live):
                 return True

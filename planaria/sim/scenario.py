@@ -111,6 +111,7 @@ CONTROL_FAULTS = (
 )
 NODE_FAULTS = ("kill agent",)
 LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
+UNREMEMBERED = ("scale", "drain node")  # when agents and lighthouse end at once
 WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "move", "scale", "operator kill", "evict")
 # A group that loses one of its ranks keeps its memory.
 RANK_LOSSES = ("lose rank", "lose rank", "lose rank", "hurt all", "hurt all", "kill", "kill all", "kill everything")
@@ -207,9 +208,9 @@ def _with_checkpoints(shape: Scenario) -> Scenario:
             fault = replace(fault, on=moment, whose=-1, nth=rng.randint(1, 6))
         faults.append(replace(fault, seconds=round(spread, 4)))
     if any(fault.kind in ("kill all agents", "kill everything") for fault in faults):
-        # If the lighthouse dies too, nobody is left who knows of groups that were added, and they are waited for until
-        # an operator evicts them.
-        faults = [fault for fault in faults if fault.kind != "scale"]
+        # If the lighthouse dies too, nobody is left who knows of groups that were added, or that were on nodes which
+        # start nothing now, and they are waited for until an operator evicts them.
+        faults = [fault for fault in faults if fault.kind not in UNREMEMBERED]
     rng.shuffle(faults)
     return replace(shape, save_every=rng.randint(1, max(1, shape.steps // 2)), faults=tuple(faults))
 
@@ -230,7 +231,7 @@ def _with_copies(shape: Scenario, base: Scenario) -> Scenario:
             fault = replace(fault, seconds=round(rng.choice((0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 0.6))), 4))
         faults.append(fault)
     if any(fault.kind in ("kill all agents", "kill everything") for fault in faults):
-        faults = [fault for fault in faults if fault.kind != "scale"]
+        faults = [fault for fault in faults if fault.kind not in UNREMEMBERED]
     rng.shuffle(faults)
     saves = shape.save_every if shape.save_every != base.save_every or not base.save_every else 0
     return replace(shape, save_every=saves, copy_every=rng.randint(1, 3), faults=tuple(faults))

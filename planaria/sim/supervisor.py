@@ -199,8 +199,10 @@ class Supervisor(Uplink):
         self.closed = not opens
         for group, ward in list(self.wards.items()):
             if self.closed and ward.runs and not ward.ready:
-                ward.runs = ward.trainer is not None
-                ward.memory = None if ward.trainer is None else ward.memory  # its ranks end as well
+                if ward.trainer is None:  # its process is being made, and heartbeats tell of it
+                    ward.runs, ward.memory = False, None
+                    if not ward.holds:
+                        self._pass_on(ward, Died(ward.member, "its node is drained"))
                 self._end(ward, "its node is drained")
             elif opens and ward.wanted and not ward.runs and not (self.complete or self.stopped):
                 self._start(group)

@@ -72,6 +72,15 @@ def test_one_that_was_stopped_may_not_act_when_it_wakes_whatever_is_asked_first(
     assert not machine.leads(500.0)
 
 
+def test_one_that_was_silent_for_a_moment_does_not_go_on_as_if_it_had_heard_everything() -> None:
+    machine = leading(100.0)
+    machine.tick(104.0)
+    late = 100.0 + FENCE * LEASE
+    assert not machine.leads(late)  # and so a report that came now was dropped
+    assert machine.answered(Renewed(), late) == [StepDown("its lease could not be renewed in time")]
+    assert machine.tick(late) == [Acquire(0)], "agents tell everything to whoever leads under another epoch"
+
+
 def test_a_grant_that_comes_too_late_is_none() -> None:
     machine = Leadership(LEASE)
     machine.tick(100.0)
