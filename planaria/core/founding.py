@@ -142,7 +142,10 @@ class Founding(Ledger):
         views = self.seen.groups.values()
         # One that was to leave before it was ever there holds nothing, and may never be.
         waits = [v for v in views if v.state not in CERTAINLY_GONE and (v.ready is not None or not v.draining)]
-        if away := [v.member for v in waits if not self._looked(v)]:
+        away = [v.member for v in waits if not self._looked(v)]
+        # Of one that has lost a rank the others may live, with their copies: its agent would say so.
+        away += [v.member for v in views if v.state is State.DEAD and not v.evicted and not self.seen.connected(v)]
+        if away:
             if self._missed != self._least():
                 self._missed = self._least()
                 text = f"no whole copy of the state was found yet; waiting for {named(away)}"

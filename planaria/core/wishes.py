@@ -129,7 +129,8 @@ class Wishes(Founding):
         if view is None and self.current is not None:
             # A member since before a restart of the lighthouse, and its agent is gone for good.
             unheard = {member for member in self.current.members if member.group == group}
-        if not unheard:
+        waited_for = view is not None and view.state is State.DEAD and not self.seen.connected(view)
+        if not unheard and not (waited_for and self.current is None):
             view = self._need(group)
         held = any(g is not view and g.settled and self._usable(g) for g in self.seen.groups.values())
         if self.founded and not held and not self.saves:

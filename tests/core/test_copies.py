@@ -67,6 +67,30 @@ def test_without_any_copy_the_state_is_lost() -> None:
     assert "no whole copy of it is left in memory" in desk.lighthouse.stopped
 
 
+def test_the_copies_of_a_group_whose_agent_is_out_of_reach_are_waited_for_until_it_is_evicted() -> None:
+    desk = copying()
+    all_die(desk)
+    desk.lighthouse.agent_lost("a1", desk.now)  # it lost a rank, and others of it may live
+    looks(desk, 0, 0)
+    assert desk.wait(2 * FOUNDING_GRACE) == []
+    assert "waiting for group 1 (planaria evict GROUP declares one dead)" in desk.events()[-1]
+    with pytest.raises(ValueError, match="no running group 2"):
+        desk.lighthouse.evict(2, desk.now)
+    desk.lighthouse.evict(1, desk.now)
+    assert "no whole copy of it is left in memory" in desk.lighthouse.stopped
+
+
+def test_a_newer_copy_of_one_that_stands_still_is_waited_for() -> None:
+    desk = copying(3)
+    all_die(desk, 3)
+    looks(desk, 0, 4, run=4)
+    desk.suspects(0)
+    looks(desk, 1, 0, run=4)
+    assert looks(desk, 2, 2, run=4) == [] and desk.wait(2 * FOUNDING_GRACE) == []
+    assert "a newer copy of the state than that of step 2 is held only by group 0" in desk.events()[-1]
+    assert looks(desk, 0, 4, run=4)[0] == "store 1.5 [0.1 1.1 2.1]"
+
+
 def test_a_copy_may_be_gone_with_the_next_process_and_a_checkpoint_may_not() -> None:
     desk = copying(saves=True)
     all_die(desk)

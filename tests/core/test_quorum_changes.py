@@ -136,3 +136,18 @@ def test_a_joiner_that_dies_again_is_simply_forgotten() -> None:
     desk.ready(1)
     assert desk.dies(1) == []
     assert desk.ready(1)[0] == "store 1.4 [0 1.2]"
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_who_cannot_finish_the_step_before_a_planned_change_is_heard(early: bool) -> None:
+    """Its complaint is about a quorum that the others have left behind, or will have in a moment."""
+    desk = working(step=4)
+    desk.lines(desk.lighthouse.drain(1, desk.now))
+    assert desk.lighthouse.planned is not None
+    if early:
+        desk.trouble(2, 1, 5)
+    desk.adopts(0, 2, 6)
+    if not early:
+        desk.trouble(2, 1, 5)
+    desk.dies(1)
+    assert "store 1.3 [0 2]" in desk.wait(1.0)
