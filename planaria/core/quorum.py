@@ -30,6 +30,7 @@ from planaria.core.messages import (
     Kill,
     Leaving,
     Member,
+    Policy,
     Prepared,
     Quorum,
     QuorumId,
@@ -394,8 +395,8 @@ class Lighthouse(Standstills):
             return
         if founding:  # who has not looked at the disk must not give the job its state: it joins when there is one
             live = [g for g in live if g.adopted != NO_QUORUM or self._looked(g)]
-        if self.complete:
-            live = [g for g in live if g.member in inside]  # the job is ending: nobody joins any more
+        if self.complete or (not founding and self._waits_for_rounds(live, inside)):
+            live = [g for g in live if g.member in inside]  # if the job is ending, nobody joins any more
         if not live:
             return
         if not gone and self._stateless != base.id:
@@ -404,6 +405,14 @@ class Lighthouse(Standstills):
         broke = "it stood still" if self._stood_still == base.id else "a communicator broke"
         why = f"{named(gone)} {'late' if late == gone else 'lost'}" if gone else broke
         self._publish(live, True, why, founding)
+
+    def _waits_for_rounds(self, live: list[Group], inside: set[Member]) -> bool:
+        """Whether low communication goes on without those who are to join. Who is taken in in the middle of a round
+        makes all of its inner steps, and the others, who have made theirs, wait; after the commit it costs nobody
+        anything. But for the policy ``spare``, which has them wait."""
+        if self.spec is None or self.spec.policy is Policy.SPARE or not all(g.ready and g.ready.lenient for g in live):
+            return False
+        return any(g.settled for g in live if g.member in inside)
 
     def _may_go_on(self, base: Quorum, live: list[Group], uncertain: set[Member]) -> bool | None:
         """Whether a quorum of ``live`` can be made: False if somebody in it may be settled, True if it has to begin

@@ -252,6 +252,24 @@ def test_a_sync_goes_without_a_group_that_is_late_and_it_joins_again() -> None:
     assert late.member.group == 1 and late.note.startswith("left out 1 time: late at sync 6")
 
 
+@pytest.mark.parametrize("lenient", [True, False])
+def test_whoever_waits_to_join_is_taken_in_in_mid_round_only_where_it_takes_over_shards(lenient: bool) -> None:
+    """A second group dies while the first waits to come back. With rounds of its own it would hold up the others."""
+    desk = at_work(lenient=lenient)
+    desk.dies(1)
+    for group in (0, 2):
+        desk.adopts(group, 2, 6)
+    again = desk.ready(1, lenient=lenient, total_steps=100)
+    assert again[0] == "store 1.3 [0 1.1 2]" and "planned" in again[1]
+    lost = desk.dies(2)
+    if not lenient:
+        assert lost[0] == "store 1.4 [0 1.1]"
+        return
+    assert lost[0] == "store 1.4 [0]"
+    assert desk.ready(1, lenient=True, total_steps=100, after=QuorumId(1, 4)) == [], "one change after the other"
+    assert desk.adopts(0, 4, 6)[0] == "store 1.5 [0 1.1]"
+
+
 def test_nobody_is_late_while_somebody_has_not_taken_up_the_quorum() -> None:
     """The others wait for that one then, wherever the rest are."""
     desk = at_work(lenient=True)
