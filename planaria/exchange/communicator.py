@@ -399,6 +399,13 @@ class Communicators:
         if life is not None:
             life.fail(CommunicatorError(f"the communicator of quorum {quorum_id} has ended: {why}"))
 
+    def drop_before(self, quorum_id: QuorumId) -> None:
+        """Drop all lives of older quorums."""
+        with self._lock:
+            older = [id for id in self._lives if id < quorum_id]
+        for id in older:
+            self.drop(id, f"quorum {quorum_id} takes its place")
+
     def rename(self, me: Member) -> None:
         """Drop all lives: this rank is one of ``me`` from now on."""
         with self._lock:

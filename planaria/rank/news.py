@@ -31,16 +31,15 @@ class News:
     def __bool__(self) -> bool:
         return bool(self._heard or self._formed or self._broken)
 
-    def hear(self, quorum: Quorum) -> list[QuorumId] | None:
-        """A quorum was published: those that nobody will work under now. None if this one is old itself."""
+    def hear(self, quorum: Quorum) -> bool:
+        """A quorum was published. False if it is old, and so no news."""
         with self._lock:
             if quorum.id <= self._newest:
-                return None
-            outdated = [old.id for old in self._heard] if quorum.urgent else []
+                return False
             self._newest = quorum.id
             self.urgent = quorum.id if quorum.urgent else self.urgent
             self._heard.append(quorum)
-        return outdated
+        return True
 
     def formed(self, id: QuorumId) -> None:
         """The communicator of ``id`` stands here."""

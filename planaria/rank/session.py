@@ -171,10 +171,12 @@ class Session:
         self.bell.ring()
 
     def _hear(self, quorum: Quorum) -> None:
-        if (outdated := self._news.hear(quorum)) is None:
+        if not self._news.hear(quorum):
             return
-        for id in outdated:
-            self.communicators.drop(id)
+        if quorum.urgent:
+            # Now, and not when the training thread takes up the news: it may be waiting for its device, which a kernel
+            # keeps busy that waits for a peer, and only the end of that kernel's life ends it.
+            self.communicators.drop_before(quorum.id)
         heard = time.time()
         if self.member in quorum.members:
             # Not later, when the stepper asks for it: the training thread may be deep in a shard.
