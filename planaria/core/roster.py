@@ -166,6 +166,7 @@ class GroupStatus:
     connected: bool
     note: str = ""
     links: tuple[Link, ...] = ()
+    shards: int = 0  # as in Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ def status_of(view: Group, connected: bool) -> GroupStatus:
         connected=connected,
         note=view.note,
         links=pulse.links,
+        shards=pulse.shards,
     )
 
 
