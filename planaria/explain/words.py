@@ -58,7 +58,7 @@ def _longest(pairs: Iterable[tuple[float | None, float | None]]) -> float | None
 
 def headline(incident: Incident, turns: Turns) -> str:
     """One line: "group 3 lost (SIGKILL), shards 6, 7 taken over by group 1, next commit after 0.21 s"."""
-    parts = ["; ".join(_lost(loss) for loss in incident.losses.values())]
+    parts = ["; ".join(lost(loss) for loss in incident.losses.values())]
     if incident.still is not None:
         parts = ["nobody was lost, and all waited for each other"]
     if incident.quorum is None:
@@ -79,7 +79,8 @@ def headline(incident: Incident, turns: Turns) -> str:
     return ", ".join(parts)
 
 
-def _lost(loss: Loss) -> str:
+def lost(loss: Loss) -> str:
+    """"group 3 lost (killed by SIGKILL)"; with a rank where one alone was."""
     ended = loss.exit
     alone = ended is not None and ended.data.get("alone") is True
     rank = ended.number("rank") if ended is not None else None

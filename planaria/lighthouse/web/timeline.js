@@ -1,0 +1,116 @@
+// When what happened: commits, quorums, interrupts, recoveries, healing; from 10 ms to days.
+
+import { axis, Chart, colour, Span, uPlot } from "/web/chart.js";
+import { clock, count, duration } from "/web/words.js";
+
+/** From top to bottom. `span`: what takes time is a bar, else it is a point. */
+const LANES = [
+  { name: "interrupt", label: "Losses, suspicions", tone: "bad" },
+  { name: "recovery", label: "Recoveries", tone: "warn", span: true },
+  { name: "quorum", label: "Quorums", tone: "accent" },
+  { name: "plan", label: "Planned quorums", tone: "accent" },
+  { name: "away", label: "Groups away, healed", tone: "heal", span: true },
+  { name: "checkpoint", label: "Checkpoints", tone: "quiet" },
+  { name: "resume", label: "Back to a checkpoint", tone: "bad" },
+  { name: "commit", label: "Commits", tone: "ok" },
+];
+const LEAST = 0.01; // seconds
+const ROW = 30;
+
+/** Bars that overlap are drawn as one: [[from, to], …], ascending. */
+export function merged(spans) {
+  const found = [];
+  for (const [from, to] of spans.toSorted((a, b) => a[0] - b[0])) {
+    const last = found.at(-1);
+    if (last && from <= last[1]) last[1] = Math.max(last[1], to);
+    else found.push([from, to]);
+  }
+  return found;
+}
+
+export class Timeline extends Chart {
+  constructor() {
+    super("Timeline", LANES.length * ROW + 50);
+    this.marks = [];
+    this.commits = [];
+    this.began = 0;
+    this.now = 1;
+    this.span = new Span(this, () => [this.began, this.now], LEAST);
+  }
+
+  take(marks, commits, began, now) {
+    Object.assign(this, { marks, commits, now });
+    this.began = Math.min(began, marks[0]?.at ?? began);
+    this.element.setAttribute("aria-label", this.words());
+    this.draw();
+  }
+
+  words() {
+    const [from, to] = this.span.get();
+    const shown = this.inView();
+    return `Timeline of ${duration(to - from)}, from ${clock(from, 3)} to ${clock(to, 3)}: ${count(shown.length, "event")}, listed below`;
+  }
+
+  /** The marks that are seen, the newest first. */
+  inView() {
+    const [from, to] = this.span.get();
+    return this.marks.filter((mark) => (mark.until ?? mark.at) >= from && mark.at <= to).reverse();
+  }
+
+  data() {
+    return uPlot.join(LANES.map((lane, row) => this.lane(lane, LANES.length - 1 - row)));
+  }
+
+  lane({ name, span }, y) {
+    if (name === "commit") {
+      const times = [...new Set(this.commits.map(([at]) => at))].sort((a, b) => a - b);
+      return [times, times.map(() => y)];
+    }
+    const marks = this.marks.filter((mark) => mark.lane === name);
+    if (!span) {
+      const times = [...new Set(marks.map((mark) => mark.at))].sort((a, b) => a - b);
+      return [times, times.map(() => y)];
+    }
+    // A gap after each bar, or the next one would be joined to it.
+    const bars = merged(marks.map((mark) => [mark.at, Math.max(mark.until, mark.at + 1e-3)]));
+    return [bars.flatMap(([from, to]) => [from, to, to + 1e-4]), bars.flatMap(() => [y, y, null])];
+  }
+
+  options(width, height) {
+    const narrow = width < 520;
+    return {
+      width,
+      height,
+      scales: { x: { time: true, range: () => this.span.get() }, y: { range: () => [-0.6, LANES.length - 0.4] } },
+      axes: [
+        axis(),
+        axis({
+          size: narrow ? 92 : 150,
+          font: narrow ? "10px system-ui, sans-serif" : "12px system-ui, sans-serif",
+          splits: () => LANES.map((_, row) => row),
+          values: (_, rows) => rows.map((row) => LANES[LANES.length - 1 - row].label),
+          ticks: { show: false },
+        }),
+      ],
+      series: [
+        {},
+        ...LANES.map(({ label, tone, span }) => ({
+          label,
+          stroke: colour(tone),
+          width: span ? 10 : 0,
+          cap: "butt",
+          paths: span ? undefined : () => null,
+          points: { show: !span, size: 8, fill: colour(tone), stroke: colour(tone), width: 0 },
+        })),
+      ],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        points: { show: false },
+        drag: { x: true, y: false, setScale: false },
+        bind: { dblclick: () => () => (this.span.follow(0), null) },
+      },
+      hooks: { setSelect: [(plot) => this.span.selected(plot)] },
+    };
+  }
+}
