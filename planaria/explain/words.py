@@ -91,7 +91,7 @@ def lost(loss: Loss) -> str:
 
 def _how(loss: Loss) -> str:
     if (found := loss.first("suspect")) is not None:
-        return f"a hang: {found.data.get('why') or found.text}"
+        return f"a hang: {found.data.get('why') or _WHO.sub('', found.text).removeprefix('is suspected: ')}"
     for kind in ("exit", "lost", "agent", "corrupt", "late"):
         if (found := loss.first(kind)) is not None:
             text = str(found.data.get("cause") or found.text)

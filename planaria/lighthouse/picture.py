@@ -30,6 +30,7 @@ def picture_of(job: Job) -> dict[str, Any]:
     """A job as it is now."""
     status, history = job.status(), job.history
     spec = job.machine.spec
+    members = set(status.quorum.members) if status.quorum is not None else set()
     return _heading(job, status) | {
         "now": time.time(),
         "began": history.began,
@@ -39,7 +40,7 @@ def picture_of(job: Job) -> dict[str, Any]:
         "planned": _quorum(status.planned),
         "drained": status.drained,
         "agents": len(job.streams),
-        "groups": [_row(group) for group in status.groups],
+        "groups": [_row(group, group.member in members) for group in status.groups],
         "group_seconds": {name: round(seconds, 1) for name, seconds in history.group_seconds.items() if seconds},
         "recovery_bounds": RECOVERY_BUCKETS,
         "recoveries": job.recoveries,
@@ -100,8 +101,8 @@ def _quorum(quorum: Quorum | None) -> dict[str, Any] | None:
     return {"id": str(quorum.id), "members": len(quorum.members), "reason": quorum.reason}
 
 
-def _row(group: GroupStatus) -> list[object]:
-    """A list, for a thousand of them travel every second."""
+def _row(group: GroupStatus, inside: bool) -> list[object]:
+    """A list, for a thousand of them travel every second. Whoever is not ``inside`` the quorum holds no shards."""
     return [
         group.member.group,
         group.member.incarnation,
@@ -110,7 +111,7 @@ def _row(group: GroupStatus) -> list[object]:
         group.step,
         _short(group.step_seconds),
         _short(group.loss) if math.isfinite(group.loss) else None,
-        group.shards,
+        group.shards if inside else 0,
         group.agent,
         group.note,
     ]

@@ -21,6 +21,23 @@ export function axis(more = {}) {
   };
 }
 
+const HOUR = { hour: "2-digit", minute: "2-digit", hour12: false };
+
+/** Labels of an axis of time: as fine as the axis is, with the date where a day begins. */
+export function times(_, splits, __, ___, step) {
+  const more = step < 60 ? { second: "2-digit" } : {};
+  const fine = step < 1 ? { fractionalSecondDigits: step < 0.01 ? 3 : step < 0.1 ? 2 : 1 } : {};
+  let day = "";
+  return splits.map((at) => {
+    const date = new Date(at * 1000);
+    const today = date.toLocaleDateString("en-CA");
+    const time = step < 86400 ? date.toLocaleTimeString("en-GB", { ...HOUR, ...more, ...fine }) : "";
+    const shown = today === day ? time : `${time}\n${today}`.trim();
+    day = today;
+    return shown;
+  });
+}
+
 /**
  * A chart in an element of its own, made when there is data and again when the colours of the page change.
  * Subclasses give `options(width, height)` (of uPlot) and `data()`.
@@ -84,7 +101,7 @@ export class Span {
 
   get() {
     const [from, to] = this.whole();
-    if (this.following) return [to - this.following, to];
+    if (this.following) return [Math.max(from, to - this.following), to];
     return this.range ?? [from, to];
   }
 

@@ -23,7 +23,7 @@ export function told(events, marks) {
 export function eventList(all, onlyImportant) {
   const shown = onlyImportant ? all.filter((event) => IMPORTANT.has(event.kind)) : all;
   if (!shown.length) return html`<p class="quiet">Nothing to tell yet.</p>`;
-  return html`<ol class="events">
+  return html`<ol class="events" tabindex="0" aria-label="Events, the newest first">
       ${shown.slice(0, SHOWN).map(
         (event) => html`<li>
           <time datetime=${new Date(event.at * 1000).toISOString()}>${clock(event.at, 2)}</time>

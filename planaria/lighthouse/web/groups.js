@@ -104,7 +104,7 @@ export class Strip {
     ];
     return html`<section class="details" aria-live="polite">
       <h3>Group ${group.number}</h3>
-      <dl>${facts.filter(([, value]) => value).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+      <dl>${facts.filter(([, value]) => value).map(([name, value]) => html`<div class=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     </section>`;
   }
 }
@@ -130,8 +130,9 @@ export function lookers(groups) {
 
 export function lookTable(groups) {
   const found = lookers(groups);
-  if (!found.length) return html`<p class="quiet">No group needs a look.</p>`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Groups that need a look"><table>
+  if (!found.length) return nothing;
+  return html`<h3 class="look">Need a look</h3>
+    <div class="scroll" tabindex="0" role="region" aria-label="Groups that need a look"><table>
       <thead><tr><th scope="col">group</th><th scope="col">is</th><th scope="col">step</th><th scope="col">a step takes</th><th scope="col">node</th><th scope="col">note</th></tr></thead>
       <tbody>
         ${found.slice(0, LOOK).map(

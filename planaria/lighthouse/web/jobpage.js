@@ -8,7 +8,7 @@ import { lookTable, Strip } from "/web/groups.js";
 import { Histogram } from "/web/histogram.js";
 import { stateOf } from "/web/jobspage.js";
 import { groupOf, Model } from "/web/model.js";
-import { Timeline } from "/web/timeline.js";
+import { LANES, Timeline } from "/web/timeline.js";
 import { clock, count, duration, number, percent } from "/web/words.js";
 
 const SPANS = [
@@ -20,6 +20,7 @@ const SPANS = [
   [0, "all"],
 ];
 const LISTED = 12; // marks below the timeline
+const toneOf = ({ lane }) => LANES.find(({ name }) => name === lane)?.tone ?? "quiet";
 
 export class JobPage {
   /** @param {() => void} redraw */
@@ -49,8 +50,7 @@ export class JobPage {
       <nav aria-label="Where this is"><a href="/">All jobs</a></nav>
       <h1>${job.job}</h1>
       ${this.sentence(job)} ${this.figures(job)}
-      <section class="card" aria-labelledby="groups"><h2 id="groups">Groups</h2>${this.strip.view(groups)}</section>
-      <section class="card" aria-labelledby="look"><h2 id="look">Groups that need a look</h2>${lookTable(groups)}</section>
+      <section class="card" aria-labelledby="groups"><h2 id="groups">Groups</h2>${this.strip.view(groups)}${lookTable(groups)}</section>
       <section class="card" aria-labelledby="loss"><h2 id="loss">Loss</h2>
         ${model.loss.length ? nothing : html`<p class="quiet">The script has recorded no loss yet (<code>step.record(loss=…)</code>).</p>`}
         ${this.curve.element}
@@ -129,7 +129,7 @@ export class JobPage {
       ${shown.length
         ? html`<ol class="events marks">
             ${shown.slice(0, LISTED).map(
-              (mark) => html`<li><time>${clock(mark.at, 3)}</time><button type="button" class="kind" @click=${() => this.closer(mark)} aria-label="look closer at ${mark.text}">${mark.lane}</button><span class="text">${mark.text}</span></li>`,
+              (mark) => html`<li><time>${clock(mark.at, 3)}</time><button type="button" class="kind ${toneOf(mark)}" @click=${() => this.closer(mark)} aria-label="look closer at ${mark.text}">${mark.lane}</button><span class="text">${mark.text}</span></li>`,
             )}
           </ol>`
         : html`<p class="quiet">Nothing but commits in this time.</p>`}

@@ -1,18 +1,18 @@
 // When what happened: commits, quorums, interrupts, recoveries, healing; from 10 ms to days.
 
-import { axis, Chart, colour, Span, uPlot } from "/web/chart.js";
+import { axis, Chart, colour, Span, times, uPlot } from "/web/chart.js";
 import { clock, count, duration } from "/web/words.js";
 
 /** From top to bottom. `span`: what takes time is a bar, else it is a point. */
-const LANES = [
-  { name: "interrupt", label: "Losses, suspicions", tone: "bad" },
-  { name: "recovery", label: "Recoveries", tone: "warn", span: true },
-  { name: "quorum", label: "Quorums", tone: "accent" },
-  { name: "plan", label: "Planned quorums", tone: "accent" },
-  { name: "away", label: "Groups away, healed", tone: "heal", span: true },
-  { name: "checkpoint", label: "Checkpoints", tone: "quiet" },
-  { name: "resume", label: "Back to a checkpoint", tone: "bad" },
-  { name: "commit", label: "Commits", tone: "ok" },
+export const LANES = [
+  { name: "interrupt", label: "Losses, suspicions", short: "losses", tone: "bad" },
+  { name: "recovery", label: "Recoveries", short: "recoveries", tone: "warn", span: true },
+  { name: "quorum", label: "Quorums", short: "quorums", tone: "accent" },
+  { name: "plan", label: "Planned quorums", short: "planned", tone: "accent" },
+  { name: "away", label: "Groups away, healed", short: "healed", tone: "heal", span: true },
+  { name: "checkpoint", label: "Checkpoints", short: "checkpoints", tone: "quiet" },
+  { name: "resume", label: "Back to a checkpoint", short: "resumed", tone: "bad" },
+  { name: "commit", label: "Commits", short: "commits", tone: "ok" },
 ];
 const LEAST = 0.01; // seconds
 const ROW = 30;
@@ -54,7 +54,7 @@ export class Timeline extends Chart {
   /** The marks that are seen, the newest first. */
   inView() {
     const [from, to] = this.span.get();
-    return this.marks.filter((mark) => (mark.until ?? mark.at) >= from && mark.at <= to).reverse();
+    return this.marks.filter((mark) => (mark.until ?? mark.at) >= from && mark.at <= to).sort((a, b) => b.at - a.at);
   }
 
   data() {
@@ -83,12 +83,11 @@ export class Timeline extends Chart {
       height,
       scales: { x: { time: true, range: () => this.span.get() }, y: { range: () => [-0.6, LANES.length - 0.4] } },
       axes: [
-        axis(),
+        axis({ values: times, space: narrow ? 70 : 90 }),
         axis({
-          size: narrow ? 92 : 150,
-          font: narrow ? "10px system-ui, sans-serif" : "12px system-ui, sans-serif",
+          size: narrow ? 78 : 150,
           splits: () => LANES.map((_, row) => row),
-          values: (_, rows) => rows.map((row) => LANES[LANES.length - 1 - row].label),
+          values: (_, rows) => rows.map((row) => LANES[LANES.length - 1 - row][narrow ? "short" : "label"]),
           ticks: { show: false },
         }),
       ],

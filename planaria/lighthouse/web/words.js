@@ -19,7 +19,7 @@ export const CONDITIONS = {
   "out of reach": { sign: "?", tone: "warn", time: "out of reach" },
   dead: { sign: "×", tone: "bad", time: "dead, until the next life starts" },
   refused: { sign: "!", tone: "bad", time: "refused" },
-  missing: { sign: "×", tone: "bad", time: "wanted, and never seen" },
+  missing: { sign: "×", tone: "bad", time: "not there" },
   interrupted: { sign: "↯", tone: "warn", time: "interrupted: recoveries of lost groups" },
 };
 
