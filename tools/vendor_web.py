@@ -2,8 +2,8 @@
 
     python tools/vendor_web.py
 
-What is fetched is committed, so that nobody who installs or uses Planaria needs npm or the internet. A new version: change
-VERSION and INTEGRITY (``npm view NAME@VERSION dist.integrity``), run this, and look at the pages.
+What is fetched is committed, so that nobody who installs or uses Planaria needs npm or the internet. A new version:
+change version and integrity (``npm view NAME@VERSION dist.integrity``), run this, and look at the pages.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def headline(incident: Incident, turns: Turns) -> str:
 
 
 def lost(loss: Loss) -> str:
-    """"group 3 lost (killed by SIGKILL)"; with a rank where one alone was."""
+    """ "group 3 lost (killed by SIGKILL)"; with a rank where one alone was."""
     ended = loss.exit
     alone = ended is not None and ended.data.get("alone") is True
     rank = ended.number("rank") if ended is not None else None

@@ -1,7 +1,7 @@
 """What a job's past looks like from the lighthouse, in bounded memory: for weeks, and a thousand groups.
 
-It begins with this life of the lighthouse, for nothing of it is stored. No clock is read here: ``at`` is unix seconds, which
-people read, and ``now`` is seconds of a clock that never jumps.
+It begins with this life of the lighthouse, for nothing of it is stored. No clock is read here: ``at`` is unix seconds,
+which people read, and ``now`` is seconds of a clock that never jumps.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ COMMITS = 4096  # the newest, one by one; those before are seen in the curve of 
 
 # What an event means on the timeline. The others are read, not drawn.
 LANES = {
-    **dict.fromkeys(
-        ("lost", "suspect", "late", "evict", "trouble", "still", "corrupt", "diverged", "refuse"), "interrupt"
-    ),
+    **dict.fromkeys(("late", "trouble", "still", "corrupt", "diverged"), "interrupt"),
     "quorum": "quorum",
     "plan": "plan",
     "resume": "resume",
     "saved": "checkpoint",
 }
+
+
+# A group that is lost interrupts the others if it was one of them. The next quorum says so: an agent that comes back to
+# a new lighthouse tells of deaths that are long past, and a joiner may die before it has joined.
+SIGNS = frozenset({"lost", "suspect", "evict", "refuse"})
 
 
 @dataclass(slots=True)
@@ -66,7 +69,7 @@ class Curve:
             row.least, row.most = min(row.least, value), max(row.most, value)
         elif place >= len(self.rows) - OPEN // 2:
             self.rows.insert(place, Row(x, 1, value, value, value))
-            if len(self.rows) > self._limit:
+            while len(self.rows) > self._limit:  # of values that are far apart few may fall together
                 self._widen()
 
     def cut(self, x: float) -> None:
@@ -127,7 +130,9 @@ class History:
         self.commits: deque[tuple[float, int]] = deque(maxlen=COMMITS)
         self.committed_count = 0
         self.group_seconds: defaultdict[str, float] = defaultdict(float)  # by condition
+        self.losses = 0  # of groups at work
         self._accounted: float | None = None
+        self._signs: dict[int, Event] = {}  # by group: the first, of a loss that the next quorum may tell of
         self._away: dict[int, float] = {}  # since when a group is lost
 
     def heard(self, pulses: Iterable[Pulse]) -> None:
@@ -144,19 +149,34 @@ class History:
 
     def event(self, event: Event, step: int) -> None:
         """``step``: steps committed by then."""
-        lane = LANES.get(event.kind)
-        if lane is not None:
-            self._mark(lane, event.at, None, event.group, step, event.text)
-        if event.kind in ("lost", "suspect", "evict") and event.group >= 0:
-            self._away.setdefault(event.group, event.at)
+        facts = dict(event.data)
+        if event.kind in SIGNS:
+            self._signs.setdefault(event.group, event)
+        elif event.kind == "quorum":
+            self._lost((int(group) for group in facts.get("lost", "").split(",") if group.isdecimal()), event, step)
+        elif event.kind in ("resume", "stop"):
+            self._lost(tuple(self._signs), event, step)
         if event.kind == "resume":
             self.loss.cut(step + 1)
+        if (lane := LANES.get(event.kind)) is not None:
+            self._mark(lane, event.at, None, event.group, step, event.text)
+
+    def _lost(self, groups: Iterable[int], told: Event, step: int) -> None:
+        for group in groups:
+            sign = self._signs.pop(group, None)
+            at, text = (
+                (sign.at, sign.text) if sign is not None else (told.at, f"group {group} is left out: {told.text}")
+            )
+            self._mark("interrupt", at, None, group, step, text)
+            self._away.setdefault(group, at)
+            self.losses += 1
 
     def adopted(self, member: Member, at: float, step: int) -> None:
         """It works under the quorum in force."""
+        self._signs.pop(member.group, None)
         since = self._away.pop(member.group, None)
         if since is not None:
-            text = f"group {member.group} was away for {at - since:.2f} s, healed, and works again"
+            text = f"group {member.group} was away for {seconds_in_words(at - since)}, healed, and works again"
             self._mark("away", since, at, member.group, step, text)
 
     def recovered(self, seconds: float, members: int, at: float, step: int, text: str) -> None:
@@ -195,6 +215,11 @@ def _newest(kept: deque[T], wanted: int) -> list[T]:
     # From the end: what is new is little, and what is kept is much.
     wanted = min(max(wanted, 0), len(kept))
     return [kept[index] for index in range(-wanted, 0)]
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Of recoveries, which take a fraction of a second, or many."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.0f} ms"
 
 
 def _short(value: float) -> float:

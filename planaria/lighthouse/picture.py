@@ -91,7 +91,7 @@ def _heading(job: Job, status: JobStatus) -> dict[str, Any]:
         "complete": status.complete,
         "stopped": job.closed or job.machine.stopped,
         "since_commit": round(job.seconds_since_commit, 1),
-        "losses": job.events_by_kind["lost"] + job.events_by_kind["suspect"],
+        "losses": job.history.losses,
     }
 
 

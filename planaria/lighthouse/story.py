@@ -8,6 +8,7 @@ from planaria.core.messages import Event, Policy
 from planaria.explain.incidents import tell
 from planaria.explain.record import Entry
 from planaria.explain.words import lost
+from planaria.lighthouse.history import seconds_in_words
 
 _NAMED = 3  # of groups that were lost at once
 
@@ -21,8 +22,8 @@ _SHARDS = {
 def recovery(events: Iterable[Event], took: float, members: int, policy: Policy | None) -> str:
     """``events``: up to the one that ended the recovery. ``took``: seconds. ``members``: that are at work now."""
     incidents = tell(Entry(each.at, each.kind, each.text, each.group, dict(each.data)) for each in events).incidents
-    seconds = f"{took:.2f} s" if took >= 0.1 else f"{took * 1000:.0f} ms"
-    after = f"all {members} at work again after {seconds}" if members > 1 else f"at work again after {seconds}"
+    who = f"all {members} " if members > 1 else ""
+    after = f"{who}at work again after {seconds_in_words(took)}"
     if not incidents or not incidents[-1].losses:
         return f"the quorum was formed again, {after}"
     losses = [lost(loss) for loss in incidents[-1].losses.values()]

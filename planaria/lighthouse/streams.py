@@ -1,7 +1,7 @@
 """What the web pages hear while they are open: server-sent events (the HTML standard, section 9.2), once a second.
 
-Nothing is queued for a reader. Each is told what there is at the time when it has read what it was told before, so one that
-is slow gets fewer pictures, costs no memory, and one that has stopped to read is hung up on.
+Nothing is queued for a reader. Each is told what there is at the time when it has read what it was told before, so one
+that is slow gets fewer pictures and costs no memory, and one that has stopped to read is hung up on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Streams:
         return self.open >= MAX_STREAMS
 
     async def serve(self, job: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell of a job, or of all if ``job`` is None, until the other side is gone. OSError and TimeoutError end it."""
+        """Tell of a job, or of all if ``job`` is None, until the other side is gone, or too slow: OSError, TimeoutError."""
         self.open += 1
         writer.transport.set_write_buffer_limits(high=1 << 16)
         gone = asyncio.ensure_future(reader.read(1))  # it has nothing to say: the end, or nonsense

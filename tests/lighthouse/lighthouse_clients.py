@@ -170,9 +170,7 @@ class Lighthouse:
         env = os.environ | {"PYTHONPATH": str(ROOT)}
         # No pipe: it has a lot to say of many groups, and nobody reads while it runs.
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=env, cwd=ROOT
-        )
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=env, cwd=ROOT)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.end()[1]

@@ -2,7 +2,7 @@
 
 import { html, nothing, render } from "/web/vendor/lit-html/lit-html.js";
 import { JobPage } from "/web/jobpage.js";
-import { jobsPage } from "/web/jobspage.js";
+import { home, jobsPage } from "/web/jobspage.js";
 import { listen } from "/web/stream.js";
 import { clock } from "/web/words.js";
 
@@ -30,16 +30,16 @@ function redraw() {
 }
 
 function view() {
-  const trouble = silentSince === null ? nothing : html`<p class="banner" role="alert">No answer from the lighthouse since ${clock(silentSince / 1000)}; what follows is older. Training goes on without it. Trying again …</p>`;
+  const trouble = silentSince === null ? nothing : html`<p class="banner" role="alert">No answer from the lighthouse since ${clock(silentSince / 1000)}; what follows is older. Training needs none to go on; a run that is over took its own along. Trying again …</p>`;
   if (picture === null) return html`${trouble}<p class="quiet">Asking the lighthouse …</p>`;
   const seat = picture.seat.words ? html`<p class="banner" role="status">${picture.seat.words}</p>` : nothing;
   return html`${trouble}${seat}${content()}`;
 }
 
 function content() {
-  if (page === null) return picture.seat.leads ? jobsPage(picture) : html`<h1>Jobs</h1>`;
+  if (page === null) return picture.seat.leads ? html`${home}${jobsPage(picture)}` : html`${home}<h1>Jobs</h1>`;
   if (picture.job) return page.view(picture);
-  return html`<nav aria-label="Where this is"><a href="/">All jobs</a></nav>
+  return html`${home}
     <h1>${job}</h1>
     ${picture.missing ? html`<section class="card"><p>${capital(picture.missing)}. It appears here when it begins.</p></section>` : nothing}`;
 }

@@ -3,6 +3,12 @@
 import { axis, Chart, colour, Span, uPlot } from "/web/chart.js";
 import { number } from "/web/words.js";
 
+function padded(least, most) {
+  if (least === null) return [0, 1];
+  const room = 0.08 * Math.max(most - least, Math.abs(most) / 50, 1e-9);
+  return [least - room, most + room];
+}
+
 export class LossCurve extends Chart {
   constructor() {
     super("Loss over steps, with failures marked", 260);
@@ -51,18 +57,22 @@ export class LossCurve extends Chart {
     return {
       width,
       height,
-      scales: { x: { time: false, range: () => this.span.get() } },
+      scales: {
+        x: { time: false, range: () => this.span.get() },
+        // Values that are all the same still have room around them.
+        y: { range: (_, least, most) => padded(least, most) },
+      },
       axes: [axis({ values: (_, splits) => splits.map((step) => (Number.isInteger(step) ? step.toLocaleString("en") : "")) }), axis({ size: 60 })],
       series: [
         { label: "Step", value: (_, step) => (step === null ? "–" : step.toLocaleString("en")) },
-        { label: "Loss", stroke: colour("accent"), width: 2, value, points: { show: false }, spanGaps: true },
+        { label: "Loss", stroke: colour("accent"), width: 2, value, points: { show: () => this.rows.length < 3, size: 7 }, spanGaps: true },
         { label: "Least", stroke: colour("accent-weak"), width: 1, value, points: { show: false }, spanGaps: true },
         { label: "Most", stroke: colour("accent-weak"), width: 1, value, points: { show: false }, spanGaps: true },
         {
           label: "Failure at",
           stroke: colour("bad"),
           paths: () => null,
-          points: { show: true, size: 9, fill: colour("bad"), stroke: colour("card"), width: 2 },
+          points: { show: true, size: 11, fill: colour("bad"), stroke: colour("card"), width: 2 },
           value,
         },
       ],

@@ -7,6 +7,7 @@ import { CALM, conditionOf, CONDITIONS, count, duration, number } from "/web/wor
 const CARDS = 16; // up to so many groups each has a card; beyond that a tile with its number, and then only a sign
 const TILES = 200;
 const LOOK = 12; // groups that are listed
+const URGENT = ["bad", "warn"]; // tones, in their order; the others come after them
 
 /** What matters is said in the name of a cell too: it is all that some people get. */
 function named(group) {
@@ -125,10 +126,12 @@ export function lookers(groups) {
   const usual = times[Math.floor(times.length / 2)] ?? 0;
   const slow = (group) => CALM.has(group.condition) && group.stepSeconds > 1.5 * usual;
   const found = groups.filter((group) => !CALM.has(group.condition) || slow(group));
-  return found.sort((a, b) => CALM.has(a.condition) - CALM.has(b.condition) || b.stepSeconds - a.stepSeconds);
+  const urgency = (group) => (CALM.has(group.condition) ? 3 : [...URGENT, conditionOf(group.condition).tone].indexOf(conditionOf(group.condition).tone));
+  return found.sort((a, b) => urgency(a) - urgency(b) || b.stepSeconds - a.stepSeconds || a.number - b.number);
 }
 
-export function lookTable(groups) {
+/** @param {(group: number) => void} choose */
+export function lookTable(groups, choose) {
   const found = lookers(groups);
   if (!found.length) return nothing;
   return html`<h3 class="look">Need a look</h3>
@@ -137,12 +140,12 @@ export function lookTable(groups) {
       <tbody>
         ${found.slice(0, LOOK).map(
           (group) => html`<tr>
-            <th scope="row" class="number">${group.number}</th>
-            <td><span class="dot ${conditionOf(group.condition).tone}" aria-hidden="true"></span>${CALM.has(group.condition) ? "slow" : group.condition}</td>
+            <th scope="row"><button type="button" class="plain" aria-label="group ${group.number}" @click=${() => choose(group.number)}>${group.number}</button></th>
+            <td class="is"><span class="dot ${conditionOf(group.condition).tone}" aria-hidden="true"></span>${CALM.has(group.condition) ? "slow" : group.condition}</td>
             <td class="number">${group.step.toLocaleString("en")}</td>
             <td class="number">${group.stepSeconds ? duration(group.stepSeconds) : "–"}</td>
-            <td>${group.node}</td>
-            <td>${group.note}</td>
+            <td class="free">${group.node}</td>
+            <td class="free">${group.note}</td>
           </tr>`,
         )}
       </tbody>

@@ -56,6 +56,7 @@ export class Histogram extends Chart {
         {
           label: "Recoveries",
           paths: uPlot.paths.bars({ size: [0.8, 60] }),
+          width: 0,
           fill: colour("warn"),
           stroke: colour("warn"),
           points: { show: false },

@@ -6,7 +6,7 @@ import { eventList, told } from "/web/events.js";
 import { goodput, goodputTable } from "/web/goodput.js";
 import { lookTable, Strip } from "/web/groups.js";
 import { Histogram } from "/web/histogram.js";
-import { stateOf } from "/web/jobspage.js";
+import { home, stateOf } from "/web/jobspage.js";
 import { groupOf, Model } from "/web/model.js";
 import { LANES, Timeline } from "/web/timeline.js";
 import { clock, count, duration, number, percent } from "/web/words.js";
@@ -20,6 +20,7 @@ const SPANS = [
   [0, "all"],
 ];
 const LISTED = 12; // marks below the timeline
+const quorumOf = ({ id, reason }) => `quorum ${id}${reason ? ` (${reason})` : ""}`;
 const toneOf = ({ lane }) => LANES.find(({ name }) => name === lane)?.tone ?? "quiet";
 
 export class JobPage {
@@ -47,10 +48,10 @@ export class JobPage {
     this.timeline.take(model.marks, model.everyCommit(job.began), job.began, job.now);
     this.histogram.take(job.recovery_bounds, job.recoveries);
     return html`
-      <nav aria-label="Where this is"><a href="/">All jobs</a></nav>
+      ${home}
       <h1>${job.job}</h1>
       ${this.sentence(job)} ${this.figures(job)}
-      <section class="card" aria-labelledby="groups"><h2 id="groups">Groups</h2>${this.strip.view(groups)}${lookTable(groups)}</section>
+      <section class="card" aria-labelledby="groups"><h2 id="groups">Groups</h2>${this.strip.view(groups)}${lookTable(groups, (number) => this.strip.choose(number))}</section>
       <section class="card" aria-labelledby="loss"><h2 id="loss">Loss</h2>
         ${model.loss.length ? nothing : html`<p class="quiet">The script has recorded no loss yet (<code>step.record(loss=…)</code>).</p>`}
         ${this.curve.element}
@@ -83,8 +84,8 @@ export class JobPage {
     if (job.stopped) parts.push(job.stopped);
     else if (job.complete) parts.push("all steps are committed");
     else if (!job.quorum) parts.push("no quorum yet: groups start");
-    else parts.push(`quorum ${job.quorum.id} (${job.quorum.reason})`);
-    if (job.planned) parts.push(`quorum ${job.planned.id} is planned (${job.planned.reason})`);
+    else parts.push(quorumOf(job.quorum));
+    if (job.planned) parts.push(`planned: ${quorumOf(job.planned)}`);
     if (job.drained.length) parts.push(`drained: ${job.drained.join(", ")}`);
     return html`<p class="sentence" role="status"><span class="dot ${tone}" aria-hidden="true"></span><b>${word}</b>: ${parts.join("; ")}</p>`;
   }
@@ -96,7 +97,7 @@ export class JobPage {
       ["speed", speed === null ? "–" : number(speed, 3), "steps/s"],
       ["loss", number(job.loss), "mean of groups"],
       ["at work", `${job.members}`, `of ${count(job.desired, "group")}, ${count(job.agents, "node")}`],
-      ["losses", `${job.losses}`, "of groups, and suspicions"],
+      ["losses", `${job.losses}`, "of groups at work"],
       ["goodput", percent(goodput(job.group_seconds)), "of the groups' time"],
     ];
     return html`<dl class="figures">

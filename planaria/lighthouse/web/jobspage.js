@@ -3,6 +3,9 @@
 import { html } from "/web/vendor/lit-html/lit-html.js";
 import { count, duration, number } from "/web/words.js";
 
+/** The way back from anywhere. */
+export const home = html`<nav aria-label="Where this is"><a href="/"><img src="/web/icon.svg" alt="" width="22" height="22"> Planaria: all jobs</a></nav>`;
+
 export function stateOf(job) {
   if (job.complete) return { word: "complete", tone: "done" };
   if (job.stopped) return { word: "stopped", tone: "bad" };

@@ -35,7 +35,7 @@ export class Timeline extends Chart {
     this.commits = [];
     this.began = 0;
     this.now = 1;
-    this.span = new Span(this, () => [this.began, this.now], LEAST);
+    this.span = new Span(this, () => this.whole(), LEAST);
   }
 
   take(marks, commits, began, now) {
@@ -43,6 +43,12 @@ export class Timeline extends Chart {
     this.began = Math.min(began, marks[0]?.at ?? began);
     this.element.setAttribute("aria-label", this.words());
     this.draw();
+  }
+
+  /** With some room, so that what is at the very beginning can be told from the axis. */
+  whole() {
+    const room = Math.max(0.015 * (this.now - this.began), 0.05);
+    return [this.began - room, this.now + room];
   }
 
   words() {
