@@ -7,7 +7,6 @@ number; and for the web pages a stream that says how things are (``streams``).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import math
@@ -91,13 +90,16 @@ class StatusPages:
             writer.close()
             return
         self._open.add(writer)
+        writer.transport.set_write_buffer_limits(high=0)  # what is closed below has no more to say
         try:
-            # Whatever is wrong with a connection ends that connection.
-            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(TIMEOUT):
-                    stream = await self._converse(reader, writer)
-                if stream is not None:
-                    await self._streams.serve(stream.job, reader, writer)
+            async with asyncio.timeout(TIMEOUT):
+                stream = await self._converse(reader, writer)
+            if stream is not None:
+                await self._streams.serve(stream.job, reader, writer)
+        except TimeoutError:
+            writer.transport.abort()  # close would wait for whoever does not read, for ever
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # whatever is wrong with a connection ends that connection
         finally:
             self._open.discard(writer)
             writer.close()

@@ -37,9 +37,10 @@ class Streams:
         return self.open >= MAX_STREAMS
 
     async def serve(self, job: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell of a job, or of all if ``job`` is None, until the other side is gone, or too slow: OSError, TimeoutError."""
+        """Tell of a job, or of all if ``job`` is None, until the other side is gone. TimeoutError if it does not read.
+
+        ``drain`` of ``writer`` is to wait until all was handed on."""
         self.open += 1
-        writer.transport.set_write_buffer_limits(high=1 << 16)
         gone = asyncio.ensure_future(reader.read(1))  # it has nothing to say: the end, or nonsense
         told = Reader()
         try:

@@ -176,11 +176,15 @@ async def test_a_reader_that_stops_is_hung_up_on_and_costs_little(
             shown = pages(server)
             await eventually(lambda: shown._streams.open == 1)
             (writer,) = shown._open
+            # Loopback takes megabytes before anybody has to wait.
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             most = 0
             while shown._streams.open:
                 most = max(most, writer.transport.get_write_buffer_size())
                 assert (await get(server, "/healthz"))[0] == 200, "nobody else waits for it"
             assert most < 4 << 20, "one picture and one piece of news, and no more"
+            await eventually(lambda: writer.transport.get_write_buffer_size() == 0)
+            await eventually(lambda: not shown._open)
 
 
 async def test_streams_leave_room_for_others(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
