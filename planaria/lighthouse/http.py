@@ -1,7 +1,7 @@
-"""Status pages over HTTP for people, monitors and Prometheus: a fixed set of pages and files, read-only.
+"""Status pages over HTTP for people, monitors and Prometheus: a fixed set of pages and files.
 
 Written by hand because this is all of HTTP that it needs: one GET per connection, bounded in size, time and
-number; and for the web pages a stream that says how things are (``streams``).
+number; for the web pages a stream that says how things are (``streams``), and for operators a POST (``actions``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from planaria.errors import UsageError
+from planaria.lighthouse import actions
+from planaria.lighthouse.actions import Action
 from planaria.lighthouse.assets import assets
 from planaria.lighthouse.metrics import exposition
 from planaria.lighthouse.seat import Seat, who_leads
@@ -90,7 +93,9 @@ class StatusPages:
             writer.close()
             return
         self._open.add(writer)
-        writer.transport.set_write_buffer_limits(high=0)  # what is closed below has no more to say
+        # Whoever waits for ``drain`` waits until all was handed on: what is closed below has no more to say. Not 0, which
+        # an empty buffer reaches too under TLS.
+        writer.transport.set_write_buffer_limits(high=1, low=0)
         try:
             async with asyncio.timeout(TIMEOUT):
                 stream = await self._converse(reader, writer)
@@ -107,23 +112,37 @@ class StatusPages:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
         """Answer one request. What it asks to be told from now on, if it does."""
         try:
-            answer = self._answer(await reader.readuntil(b"\r\n\r\n"))
+            caller = writer.get_extra_info("ssl_object")
+            answer = self._answer(await reader.readuntil(b"\r\n\r\n"), caller)
+            if isinstance(answer, Action):
+                answer = self._act(answer, await reader.readexactly(answer.length))
         except asyncio.LimitOverrunError:
             answer = _text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too long")
         writer.write(answer if isinstance(answer, bytes) else _STREAM_HEAD)
         await writer.drain()
         return answer if isinstance(answer, Stream) else None
 
-    def _answer(self, head: bytes) -> bytes | Stream:
+    def _act(self, action: Action, body: bytes) -> bytes:
+        try:
+            return _json({"text": actions.perform(action, body, self._seat)})
+        except actions.Refused as error:
+            return _json({"text": str(error)}, error.status)
+
+    def _answer(self, head: bytes, caller: ssl.SSLObject | None = None) -> bytes | Stream | Action:
         line, *lines = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return _text(HTTPStatus.BAD_REQUEST, "not an HTTP/1 request")
         method, path = words[0], words[1].split("?", 1)[0]
-        if method not in ("GET", "HEAD"):
-            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")
         parted = (each.partition(":") for each in lines if each)
         headers = {name.strip().lower(): value.strip() for name, _, value in parted}
+        if method == "POST":
+            try:
+                return actions.asked(path, headers, caller)
+            except actions.Refused as error:
+                return _json({"text": str(error)}, error.status)
+        if method not in ("GET", "HEAD"):
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")
         if self._credentials is None and not _asks_this_machine(headers):
             # A web page whose name is made to lead to this machine (DNS rebinding) would be told.
             return _text(HTTPStatus.MISDIRECTED_REQUEST, "the Host is not this machine")
@@ -133,6 +152,8 @@ class StatusPages:
             if self._streams.full:
                 return _text(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
             return Stream(unquote(path[len(_LIVE) :]) or None)
+        if path == "/verbs":
+            return _json(actions.verbs_for(caller, headers))
         answer = self._asset(path, headers) or _reply(*self._page(path))
         return answer if method == "GET" else answer[: answer.index(b"\r\n\r\n") + 4]
 
@@ -209,6 +230,10 @@ def _reply(status: HTTPStatus, kind: str, body: bytes, more: Mapping[str, str] =
     }
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> bytes:
+    return _reply(status, "application/json", json.dumps(value).encode())
 
 
 def _text(status: HTTPStatus, text: str) -> bytes:

@@ -9,8 +9,10 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,10 +20,13 @@ from urllib.parse import quote
 import psutil
 import pytest
 from crowd import Crowd
-from lighthouse_clients import ROOT, Lighthouse, eventually
+from lighthouse_clients import ROOT, FakeAgent, Lighthouse, eventually
 
-from planaria.core.messages import Phase
+from planaria.core.messages import Drain, Phase, Publish
 from planaria.lighthouse.client import OperatorClient
+from planaria.wire import authority
+from planaria.wire.credentials import ENVIRONMENT, Credentials
+from planaria.wire.roles import LIGHTHOUSE_NAME, Role
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -32,7 +37,7 @@ pytestmark = [
 
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
+    *("--disable-component-update", "--disable-sync", f"--host-resolver-rules=MAP {LIGHTHOUSE_NAME} 127.0.0.1"),
 )
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 PATIENCE_MS = 60_000
@@ -221,6 +226,66 @@ def pid_of_lighthouse(agent: int) -> int:
     return next(
         child.pid for child in psutil.Process(agent).children() if "planaria.agent.lighthouse_main" in child.cmdline()
     )
+
+
+@pytest.mark.parametrize("role", [Role.OPERATOR, Role.VIEWER])
+async def test_an_operator_drains_a_group(
+    browser: Any, shots: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role
+) -> None:
+    site = tmp_path / "site"
+    authority.init(site, 1)
+    monkeypatch.setenv(ENVIRONMENT, str(site))
+    with Lighthouse(tmp_path / "db", "--http", "127.0.0.1:0") as lighthouse:
+        async with FakeAgent(lighthouse.address, "a") as agent, with_certificate(lighthouse, site, role) as port:
+            await agent.ready(0, 1)
+            await agent.adopt((await agent.wait_for(Publish)).quorum)
+            await agent.beat(0, 1, step=3)
+            context = await browser.new_context(ignore_https_errors=True)
+            page = await context.new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            async with page.expect_response("**/verbs"):
+                await page.goto(f"https://{LIGHTHOUSE_NAME}:{port}/jobs/train")
+            await page.get_by_role("option", name=re.compile("^group 1, ")).click()
+            await page.get_by_role("heading", name="Group 1").wait_for()
+            if role is Role.VIEWER:
+                assert await page.get_by_role("button", name="Drain").count() == 0
+                return
+            await page.get_by_role("button", name="Drain …").click()
+            dialog = page.get_by_role("dialog", name="Drain group 1")
+            await page.screenshot(path=shots / "operator.png")
+            await dialog.get_by_role("button", name="Cancel").click()
+            await dialog.wait_for(state="detached")
+            assert not [order for order in agent.orders if isinstance(order, Drain)]
+            await page.get_by_role("button", name="Drain …").click()
+            await dialog.get_by_role("button", name="Drain group 1").click()
+            await dialog.get_by_text("job train: group 1 leaves after one of the next commits").wait_for()
+            assert (await agent.wait_for(Drain)).member.group == 1
+
+
+@asynccontextmanager
+async def with_certificate(lighthouse: Lighthouse, site: Path, role: Role) -> AsyncIterator[int]:
+    """A port that leads to the status pages with the certificate of ``role``: a browser takes its own from a store of
+    the user's, which tests leave alone. All else is between the browser and the lighthouse."""
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(site / "lighthouse.pem")
+    asking = Credentials(site, role).context(serves=False)
+    host, port = lighthouse.listening["http"].split(":")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            other = await asyncio.open_connection(host, int(port), ssl=asking, server_hostname=LIGHTHOUSE_NAME)
+            await asyncio.gather(pump(reader, other[1]), pump(other[0], writer))
+
+    server = await asyncio.start_server(join, "127.0.0.1", 0, ssl=served)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
 
 
 async def test_one_that_stands_by_says_who_leads(browser: Any, shots: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import { html, nothing } from "/web/vendor/lit-html/lit-html.js";
 import { repeat } from "/web/vendor/lit-html/directives/repeat.js";
+import { groupActions } from "/web/actions.js";
 import { CALM, conditionOf, CONDITIONS, count, duration, number } from "/web/words.js";
 
 const CARDS = 16; // up to so many groups each has a card; beyond that a tile with its number, and then only a sign
@@ -36,7 +37,8 @@ export class Strip {
     this.groups = [];
   }
 
-  view(groups) {
+  view(job, groups) {
+    this.job = job;
     this.groups = groups;
     const size = groups.length <= CARDS ? "cards" : groups.length <= TILES ? "tiles" : "signs";
     const stop = groups.some((group) => group.number === this.chosen) ? this.chosen : groups[0]?.number;
@@ -106,6 +108,7 @@ export class Strip {
     return html`<section class="details" aria-live="polite">
       <h3>Group ${group.number}</h3>
       <dl>${facts.filter(([, value]) => value).map(([name, value]) => html`<div class=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+      ${groupActions(this.job, group)}
     </section>`;
   }
 }

@@ -1,6 +1,7 @@
 // One job.
 
 import { html, nothing } from "/web/vendor/lit-html/lit-html.js";
+import { jobActions, learnVerbs } from "/web/actions.js";
 import { LossCurve } from "/web/curve.js";
 import { eventList, told } from "/web/events.js";
 import { goodput, goodputTable } from "/web/goodput.js";
@@ -35,6 +36,7 @@ export class JobPage {
     this.onlyImportant = false;
     this.timeline.span.follow(600);
     this.timeline.span.changed = redraw;
+    learnVerbs(redraw);
   }
 
   news(news) {
@@ -50,8 +52,8 @@ export class JobPage {
     return html`
       ${home}
       <h1>${job.job}</h1>
-      ${this.sentence(job)} ${this.figures(job)}
-      <section class="card" aria-labelledby="groups"><h2 id="groups">Groups</h2>${this.strip.view(groups)}${lookTable(groups, (number) => this.strip.choose(number))}</section>
+      ${this.sentence(job)} ${jobActions(job)} ${this.figures(job)}
+      <section class="card" aria-labelledby="groups"><h2 id="groups">Groups</h2>${this.strip.view(job.job, groups)}${lookTable(groups, (number) => this.strip.choose(number))}</section>
       <section class="card" aria-labelledby="loss"><h2 id="loss">Loss</h2>
         ${model.loss.length ? nothing : html`<p class="quiet">The script has recorded no loss yet (<code>step.record(loss=…)</code>).</p>`}
         ${this.curve.element}
