@@ -93,8 +93,8 @@ class StatusPages:
             writer.close()
             return
         self._open.add(writer)
-        # Whoever waits for ``drain`` waits until all was handed on: what is closed below has no more to say. Not 0, which
-        # an empty buffer reaches too under TLS.
+        # Whoever waits for ``drain`` waits until all was handed on: what is closed below has no more to say. (Not 0,
+        # which an empty buffer reaches too under TLS.)
         writer.transport.set_write_buffer_limits(high=1, low=0)
         try:
             async with asyncio.timeout(TIMEOUT):

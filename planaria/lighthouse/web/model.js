@@ -4,6 +4,7 @@ const EVENTS = 1000;
 const MARKS = 4096;
 const COMMITS = 8192;
 const SPEED_SECONDS = 30; // steps a second are those of the last half minute, as in planaria top
+const LEAST_SECONDS = 1; // below it a rate says more of the heartbeats than of the steps
 
 export class Model {
   constructor() {
@@ -43,7 +44,7 @@ export class Model {
       first -= 1;
     }
     const [at, step] = this.commits[first];
-    return last[0] > at ? (last[1] - step) / (last[0] - at) : null;
+    return last[0] - at >= LEAST_SECONDS ? (last[1] - step) / (last[0] - at) : null;
   }
 
   /** Every commit that is known: those of long ago in steps of seconds or more, the newest one by one. */
