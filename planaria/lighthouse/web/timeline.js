@@ -105,7 +105,8 @@ export class Timeline extends Chart {
           width: span ? 10 : 0,
           cap: "butt",
           paths: span ? undefined : () => null,
-          points: { show: !span, size: 8, fill: colour(tone), stroke: colour(tone), width: 0 },
+          // A bar of some milliseconds would be thinner than a pixel.
+          points: { show: true, size: span ? 6 : 8, fill: colour(tone), stroke: colour(tone), width: 0 },
         })),
       ],
       legend: { show: false },
