@@ -15,7 +15,7 @@ import pytest
 from lighthouse_clients import FakeAgent, eventually
 from test_lighthouse_http import address, get, send, work
 
-from planaria.core.messages import Died, Event, Member, Publish
+from planaria.core.messages import Died, Event, Finished, Member, Publish
 from planaria.lighthouse import http, streams
 from planaria.lighthouse.assets import assets
 from planaria.lighthouse.server import Server
@@ -135,6 +135,19 @@ async def test_a_stream_tells_all_and_then_what_is_new(server: Server, hurried: 
         while not (jobs := (await all_jobs.next("picture"))["jobs"]) or jobs[0]["losses"] != 1:
             pass
         assert jobs[0]["job"] == "train" and jobs[0]["members"] == 1
+
+
+async def test_a_job_that_ended_stays_to_be_seen(server: Server, hurried: None) -> None:
+    async with FakeAgent(server.address, "a") as agent:
+        await work(agent)
+        await agent.tell(*(Finished(Member(group, 0), 100, "digest") for group in range(2)))
+        async with Listener(server, "/live/train") as listener:
+            while not (picture := (await listener.next("picture"))["job"])["complete"]:
+                pass
+            assert {row[2] for row in picture["groups"]} == {"finished"} and picture["step"] == 100
+            spent = picture["group_seconds"]
+            for _ in range(5):
+                assert (await listener.next("picture"))["job"]["group_seconds"] == spent, "its time has passed"
 
 
 async def test_a_job_that_is_not_there_yet_and_one_that_begins_anew(server: Server, hurried: None) -> None:
