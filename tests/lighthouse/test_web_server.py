@@ -20,6 +20,7 @@ from planaria.lighthouse import http, streams
 from planaria.lighthouse.assets import assets
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
+from tools.vendor_web import PACKAGES, VENDOR
 
 
 @pytest.fixture
@@ -111,6 +112,11 @@ def test_every_module_imports_what_is_there() -> None:
     asked = {found for text in ours.values() for found in re.findall(r'"/web/([^"]+)"', text)}
     assert asked and asked <= known.keys(), asked - known.keys()
     assert not any("http:" in text.replace("http://www.w3.org/2000/svg", "") for text in ours.values())
+
+
+def test_what_others_have_written_is_what_the_script_fetches() -> None:
+    listed = {f"vendor/{package.name}/{name}" for package in PACKAGES for name in package.files}
+    assert {path.relative_to(VENDOR.parent).as_posix() for path in VENDOR.rglob("*") if path.is_file()} == listed
 
 
 async def test_a_stream_tells_all_and_then_what_is_new(server: Server, hurried: None) -> None:

@@ -57,6 +57,7 @@ export class JobPage {
       <section class="card" aria-labelledby="loss"><h2 id="loss">Loss</h2>
         ${model.loss.length ? nothing : html`<p class="quiet">The script has recorded no loss yet (<code>step.record(loss=…)</code>).</p>`}
         ${this.curve.element}
+        ${model.loss.length ? html`<p class="quiet">Of all groups, with a dot where one was lost. Drag to look closer, double-click for all; keys as below.</p>` : nothing}
       </section>
       <section class="card" aria-labelledby="timeline"><h2 id="timeline">Timeline</h2>${this.times()}</section>
       <div class="pair">

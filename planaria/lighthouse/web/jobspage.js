@@ -29,7 +29,7 @@ export function jobsPage({ jobs }) {
             <span class="state"><span class="dot ${tone}" aria-hidden="true"></span>${word}</span>
             <span>step <b>${job.step.toLocaleString("en")}</b>${job.steps ? ` of ${job.steps.toLocaleString("en")}` : ""}</span>
             <span>loss <b>${number(job.loss)}</b></span>
-            <span><b>${job.members}</b> of ${count(job.desired, "group")} at work</span>
+            <span>${job.complete ? count(job.desired, "group") : html`<b>${job.members}</b> of ${count(job.desired, "group")} at work`}</span>
             <span>${count(job.losses, "loss", "losses")}</span>
             <span class="quiet">${job.complete ? "all steps are committed" : `last commit heard of ${duration(job.since_commit)} ago`}</span>
           </a>

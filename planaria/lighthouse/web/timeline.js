@@ -77,9 +77,12 @@ export class Timeline extends Chart {
       const times = [...new Set(marks.map((mark) => mark.at))].sort((a, b) => a - b);
       return [times, times.map(() => y)];
     }
-    // A gap after each bar, or the next one would be joined to it.
-    const bars = merged(marks.map((mark) => [mark.at, Math.max(mark.until, mark.at + 1e-3)]));
-    return [bars.flatMap(([from, to]) => [from, to, to + 1e-4]), bars.flatMap(() => [y, y, null])];
+    // Only those in view, and a gap around each: the chart joins what it finds beyond its edges.
+    const [first, last] = this.span.get();
+    const bars = merged(marks.map((mark) => [mark.at, Math.max(mark.until, mark.at + 1e-3)]))
+      .filter(([from, to]) => to >= first && from <= last)
+      .map(([from, to]) => [Math.max(from, first), Math.min(to, last)]);
+    return [bars.flatMap(([from, to]) => [from - 1e-5, from, to, to + 1e-5]), bars.flatMap(() => [null, y, y, null])];
   }
 
   options(width, height) {
