@@ -148,9 +148,10 @@ async def test_a_job_that_ended_stays_to_be_seen(server: Server, hurried: None) 
         await work(agent)
         await agent.tell(*(Finished(Member(group, 0), 100, "digest") for group in range(2)))
         async with Listener(server, "/live/train") as listener:
-            while not (picture := (await listener.next("picture"))["job"])["complete"]:
-                pass
-            assert {row[2] for row in picture["groups"]} == {"finished"} and picture["step"] == 100
+            picture = (await listener.next("picture"))["job"]
+            while {row[2] for row in picture["groups"]} != {"finished"}:
+                picture = (await listener.next("picture"))["job"]
+            assert picture["complete"] and picture["step"] == 100
             spent = picture["group_seconds"]
             for _ in range(5):
                 assert (await listener.next("picture"))["job"]["group_seconds"] == spent, "its time has passed"

@@ -22,7 +22,7 @@ export function goodputTable(seconds) {
       ${rows.map(([name, each]) => html`<span class="tone ${conditionOf(name).tone}" .style=${`flex-grow: ${each / all}`}></span>`)}
     </div>
     <table>
-      <thead><tr><th scope="col">what the groups' time went into</th><th scope="col">share</th><th scope="col">time of one group</th></tr></thead>
+      <thead><tr><th scope="col">what the groups' time went into</th><th scope="col" class="number">share</th><th scope="col" class="number">time of one group</th></tr></thead>
       <tbody>
         ${rows.map(
           ([name, each]) => html`<tr>

@@ -139,7 +139,7 @@ export function lookTable(groups, choose) {
   if (!found.length) return nothing;
   return html`<h3 class="look">Need a look</h3>
     <div class="scroll" tabindex="0" role="region" aria-label="Groups that need a look"><table class="looks">
-      <thead><tr><th scope="col">group</th><th scope="col">is</th><th scope="col">step</th><th scope="col">a step takes</th><th scope="col">node</th><th scope="col">note</th></tr></thead>
+      <thead><tr><th scope="col">group</th><th scope="col">is</th><th scope="col" class="number">step</th><th scope="col" class="number">a step takes</th><th scope="col">node</th><th scope="col">note</th></tr></thead>
       <tbody>
         ${found.slice(0, LOOK).map(
           (group) => html`<tr>
