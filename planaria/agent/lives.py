@@ -137,7 +137,7 @@ class Life:
         if view is None:
             return Pulse(self.member, Phase.STARTING, 0, NO_QUORUM, math.nan, 0.0, self.pid, devices)
         seen = self._slowest_phase(view), view.step, view.quorum, view.loss, view.step_seconds
-        return Pulse(self.member, *seen, self.pid, devices, view.links)
+        return Pulse(self.member, *seen, self.pid, devices, view.links, view.step_shards)
 
     def _slowest_phase(self, view: PageView) -> Phase:
         """Of the ranks here: where one waits in an exchange, another may be what it waits for."""

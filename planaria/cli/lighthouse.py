@@ -27,7 +27,8 @@ def lighthouse(
         str, typer.Option(help="File that keeps the epoch and the lineage of quorums; made if missing.")
     ] = "lighthouse.db",
     http: Annotated[
-        str | None, typer.Option(help="host:port of /status.json, /metrics and /healthz; none unless given.")
+        str | None,
+        typer.Option(help="host:port of the web pages, /status.json, /metrics and /healthz; none unless given."),
     ] = None,
     elector: Annotated[
         str | None,

@@ -163,7 +163,8 @@ def run(
         bool, _option("--live", help="A view of the groups in place of their output, on a terminal.")
     ] = False,
     http: Annotated[
-        str | None, _option("--http", help="host:port for the own lighthouse's status pages and metrics.")
+        str | None,
+        _option("--http", help="host:port of the own lighthouse's web pages and metrics; default: any on loopback."),
     ] = None,
     health: Annotated[
         str | None, _option("--health", help="Table of health rules (TOML) over the default ones, or off.")

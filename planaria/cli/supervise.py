@@ -12,6 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from planaria.agent.agent import Agent, Assignment, Outcome
 from planaria.agent.borrowing import Lender
@@ -30,6 +31,7 @@ from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.engines.spread import SpreadEngine, Terms
 from planaria.logs import LogFormat, event_line, json_line
+from planaria.wire.credentials import ENVIRONMENT as CREDENTIALS
 
 # Of all that an agent records, what a person at the terminal wants to know at once.
 SHOWN = frozenset(
@@ -42,6 +44,7 @@ SHOWN = frozenset(
         "lighthouse",
         "link",
         "node",
+        "pages",
         "recovered",
         "refused",
         "resume",
@@ -73,6 +76,8 @@ _SHOWN_OF_JOB = frozenset(
 )
 # People read a changing view a few times a second.
 _VIEW_SECONDS = 0.25
+# Where the own lighthouse has its pages unless --http says otherwise: any port, out of reach for other machines.
+PAGES = "127.0.0.1:0"
 # Two attempts a minute for a group that cannot live: see PlanSpec.
 _LONGEST_BACKOFF = 30.0
 
@@ -100,12 +105,14 @@ async def _supervise(options: RunOptions, name: str, following: dict[int, int]) 
         events.listen(lambda event: follow(pump, options, event))
     lighthouse = None
     if options.lighthouse is None:
-        lighthouse = LighthouseChild(options.log_dir, options.http, lambda kind, text: events.add(kind, text))
+        lighthouse = LighthouseChild(options.log_dir, options.http or PAGES, lambda kind, text: events.add(kind, text))
     agent = Agent(_assignment(options, name, following), lambda path: _engine(options, path, events), events)
     try:
         if isinstance(agent.engine, SpreadEngine):
             await _open(agent, agent.engine, options)
         address = options.lighthouse or (await lighthouse.start() if lighthouse is not None else "")
+        if lighthouse is not None and lighthouse.http is not None:
+            events.add("pages", f"watch it at {pages_of(lighthouse.http, options.job)}")
         _write_run(options, address, lighthouse, agent.name)
         outcome = await _run(agent, address, view)
     finally:
@@ -245,6 +252,11 @@ async def _open(agent: Agent, engine: SpreadEngine, options: RunOptions) -> None
     agent.events.listen(end)
     engine.asked_to_stop = agent.stop_in_order
     await engine.listen(options.group_addr)
+
+
+def pages_of(http: str, job: str) -> str:
+    """The URL of a job's page. ``http``: host:port."""
+    return f"{'https' if os.environ.get(CREDENTIALS) else 'http'}://{http}/jobs/{quote(job, safe='')}"
 
 
 def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | None, agent: str) -> None:

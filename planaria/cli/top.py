@@ -18,8 +18,7 @@ from rich.text import Text
 
 from planaria.cli.certs import CredentialsOption, TokenOption
 from planaria.cli.operate import AddressOption, JobOption, LogDirOption, ended, event_line, find, links, summary_of
-from planaria.core.messages import AT_WORK, Phase
-from planaria.core.roster import GroupStatus, JobStatus
+from planaria.core.roster import GroupStatus, JobStatus, condition
 from planaria.errors import PlanariaError, UsageError
 from planaria.lighthouse.client import OperatorClient
 
@@ -145,19 +144,6 @@ class View:
         if self._trouble:
             silent = f"no answer for {now - self._heard:.0f} s; what follows is older. {self._trouble}"
             yield Text(silent, style="bold yellow")
-
-
-def condition(group: GroupStatus) -> str:
-    """One word for a group: of _SIGNS."""
-    if group.state in ("dead", "refused", "drained", "finished", "suspect", "draining", "moving"):
-        return group.state
-    if not group.connected:
-        return "out of reach"
-    if group.state == "active" and group.phase in AT_WORK:
-        return "working"
-    if group.phase in (Phase.HEALING, Phase.FORMING, Phase.LOADING):
-        return group.phase.name.lower()
-    return "starting" if group.state == "starting" else "ready"
 
 
 def _step(job: JobStatus) -> int:

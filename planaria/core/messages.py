@@ -246,6 +246,7 @@ class Pulse:
     pid: int = 0
     devices: tuple[str, ...] = ()  # the GPU of each rank, as in CUDA_VISIBLE_DEVICES; empty: on another node
     links: tuple[Link, ...] = ()  # to some other groups, the slowest if they are many
+    shards: int = 0  # that it computed for its newest step; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

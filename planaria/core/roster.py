@@ -9,6 +9,7 @@ from enum import Enum
 
 from planaria.core.liveness import HeartbeatWatch
 from planaria.core.messages import (
+    AT_WORK,
     NO_QUORUM,
     Event,
     Link,
@@ -144,6 +145,13 @@ class Record:
 Effect = Send | Persist | Record
 
 
+# Whoever is at work comes first, whoever needs a look last.
+CONDITIONS = (
+    *("working", "finished", "forming", "healing", "loading", "starting", "ready", "draining", "moving", "drained"),
+    *("suspect", "out of reach", "dead", "refused"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     member: Member
@@ -158,6 +166,7 @@ class GroupStatus:
     connected: bool
     note: str = ""
     links: tuple[Link, ...] = ()
+    shards: int = 0  # as in Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +198,21 @@ def status_of(view: Group, connected: bool) -> GroupStatus:
         connected=connected,
         note=view.note,
         links=pulse.links,
+        shards=pulse.shards,
     )
+
+
+def condition(group: GroupStatus) -> str:
+    """One word for what a group is doing, of CONDITIONS."""
+    if group.state in ("dead", "refused", "drained", "finished", "suspect", "draining", "moving"):
+        return group.state
+    if not group.connected:
+        return "out of reach"
+    if group.state == "active" and group.phase in AT_WORK:
+        return "working"
+    if group.phase in (Phase.HEALING, Phase.FORMING, Phase.LOADING):
+        return group.phase.name.lower()
+    return "starting" if group.state == "starting" else "ready"
 
 
 def _shown(view: Group) -> str:

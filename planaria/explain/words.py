@@ -58,7 +58,7 @@ def _longest(pairs: Iterable[tuple[float | None, float | None]]) -> float | None
 
 def headline(incident: Incident, turns: Turns) -> str:
     """One line: "group 3 lost (SIGKILL), shards 6, 7 taken over by group 1, next commit after 0.21 s"."""
-    parts = ["; ".join(_lost(loss) for loss in incident.losses.values())]
+    parts = ["; ".join(lost(loss) for loss in incident.losses.values())]
     if incident.still is not None:
         parts = ["nobody was lost, and all waited for each other"]
     if incident.quorum is None:
@@ -79,7 +79,8 @@ def headline(incident: Incident, turns: Turns) -> str:
     return ", ".join(parts)
 
 
-def _lost(loss: Loss) -> str:
+def lost(loss: Loss) -> str:
+    """ "group 3 lost (killed by SIGKILL)"; with a rank where one alone was."""
     ended = loss.exit
     alone = ended is not None and ended.data.get("alone") is True
     rank = ended.number("rank") if ended is not None else None
@@ -90,7 +91,7 @@ def _lost(loss: Loss) -> str:
 
 def _how(loss: Loss) -> str:
     if (found := loss.first("suspect")) is not None:
-        return f"a hang: {found.data.get('why') or found.text}"
+        return f"a hang: {found.data.get('why') or _WHO.sub('', found.text).removeprefix('is suspected: ')}"
     for kind in ("exit", "lost", "agent", "corrupt", "late"):
         if (found := loss.first(kind)) is not None:
             text = str(found.data.get("cause") or found.text)

@@ -1,24 +1,32 @@
-"""Status pages over HTTP for people, monitors and Prometheus: four fixed pages, read-only.
+"""Status pages over HTTP for people, monitors and Prometheus: a fixed set of pages and files.
 
 Written by hand because this is all of HTTP that it needs: one GET per connection, bounded in size, time and
-number.
+number; for the web pages a stream that says how things are (``streams``), and for operators a POST (``actions``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import math
 import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 from planaria.errors import UsageError
+from planaria.lighthouse import actions
+from planaria.lighthouse.actions import Action
+from planaria.lighthouse.assets import assets
 from planaria.lighthouse.metrics import exposition
 from planaria.lighthouse.seat import Seat, who_leads
+from planaria.lighthouse.streams import Streams
 from planaria.wire.channel import join_address, split_address
 from planaria.wire.credentials import Credentials, demand_for, is_loopback
 
@@ -27,9 +35,30 @@ MAX_CONNECTIONS = 64  # a page takes milliseconds, so this many at once is a flo
 # Prometheus gives up on a scrape after ten seconds unless told otherwise: nobody is still waiting after that.
 TIMEOUT = 10.0
 
+_LIVE = "/live/"  # of a job by its name; of all jobs without one
+# Nothing but our own files is loaded, nothing is asked of anybody else, and no page shows this one within itself. Text
+# becomes markup by templates alone (Trusted Types), so that no name or message of a job can become a script.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
+)
+_FOR_PAGES = {
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Asked for instead of a page. ``job``: None for all."""
+
+    job: str | None
+
 
 class StatusPages:
-    """GET /status.json, /metrics, /healthz (it lives) and /readyz (it leads)."""
+    """GET /status.json, /metrics, /healthz (it lives) and /readyz (it leads), and the web pages: / and /jobs/NAME."""
 
     def __init__(self, seat: Seat, credentials: Credentials | None) -> None:
         """With ``credentials`` they are served by TLS, to holders of certificates of any role."""
@@ -38,6 +67,7 @@ class StatusPages:
         self._seat = seat
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._streams = Streams(seat)
 
     async def start(self, bind: str) -> None:
         """UsageError if the address is taken or senseless."""
@@ -63,46 +93,96 @@ class StatusPages:
             writer.close()
             return
         self._open.add(writer)
+        # Whoever waits for ``drain`` waits until all was handed on: what is closed below has no more to say. (Not 0,
+        # which an empty buffer reaches too under TLS.)
+        writer.transport.set_write_buffer_limits(high=1, low=0)
         try:
-            # Whatever is wrong with a connection ends that connection.
-            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(TIMEOUT):
-                    await self._converse(reader, writer)
+            async with asyncio.timeout(TIMEOUT):
+                stream = await self._converse(reader, writer)
+            if stream is not None:
+                await self._streams.serve(stream.job, reader, writer)
+        except TimeoutError:
+            writer.transport.abort()  # close would wait for whoever does not read, for ever
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # whatever is wrong with a connection ends that connection
         finally:
             self._open.discard(writer)
             writer.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
+        """Answer one request. What it asks to be told from now on, if it does."""
         try:
-            writer.write(self._answer(await reader.readuntil(b"\r\n\r\n")))
+            caller = writer.get_extra_info("ssl_object")
+            answer = self._answer(await reader.readuntil(b"\r\n\r\n"), caller)
+            if isinstance(answer, Action):
+                answer = self._act(answer, await reader.readexactly(answer.length))
         except asyncio.LimitOverrunError:
-            writer.write(_reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "text/plain", b"too long\n"))
+            answer = _text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too long")
+        writer.write(answer if isinstance(answer, bytes) else _STREAM_HEAD)
         await writer.drain()
+        return answer if isinstance(answer, Stream) else None
 
-    def _answer(self, head: bytes) -> bytes:
-        words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return _reply(HTTPStatus.BAD_REQUEST, "text/plain", b"not an HTTP/1 request\n")
-        method, path = words[0], words[1].split(b"?", 1)[0]
-        if method not in (b"GET", b"HEAD"):
-            return _reply(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET\n")
-        if self._credentials is None and not _asks_this_machine(head):
+    def _act(self, action: Action, body: bytes) -> bytes:
+        try:
+            return _json({"text": actions.perform(action, body, self._seat)})
+        except actions.Refused as error:
+            return _json({"text": str(error)}, error.status)
+
+    def _answer(self, head: bytes, caller: ssl.SSLObject | None = None) -> bytes | Stream | Action:
+        line, *lines = head.decode("latin-1").split("\r\n")
+        words = line.split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return _text(HTTPStatus.BAD_REQUEST, "not an HTTP/1 request")
+        method, path = words[0], words[1].split("?", 1)[0]
+        parted = (each.partition(":") for each in lines if each)
+        headers = {name.strip().lower(): value.strip() for name, _, value in parted}
+        if method == "POST":
+            try:
+                return actions.asked(path, headers, caller)
+            except actions.Refused as error:
+                return _json({"text": str(error)}, error.status)
+        if method not in ("GET", "HEAD"):
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")
+        if self._credentials is None and not _asks_this_machine(headers):
             # A web page whose name is made to lead to this machine (DNS rebinding) would be told.
-            return _reply(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"the Host is not this machine\n")
-        return _reply(*self._page(path), body_wanted=method == b"GET")
+            return _text(HTTPStatus.MISDIRECTED_REQUEST, "the Host is not this machine")
+        if _from_another_page(headers):
+            return _text(HTTPStatus.FORBIDDEN, "another site's page asks")
+        if path.startswith(_LIVE) and method == "GET":
+            if self._streams.full:
+                return _text(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+            return Stream(unquote(path[len(_LIVE) :]) or None)
+        if path == "/verbs":
+            return _json(actions.verbs_for(caller, headers))
+        answer = self._asset(path, headers) or _reply(*self._page(path))
+        return answer if method == "GET" else answer[: answer.index(b"\r\n\r\n") + 4]
 
-    def _page(self, path: bytes) -> tuple[HTTPStatus, str, bytes]:
+    def _asset(self, path: str, headers: Mapping[str, str]) -> bytes | None:
+        """A file of the web pages, if ``path`` is one. / is the page for browsers, and the status for all others."""
+        if path.startswith("/jobs/") or (path == "/" and "text/html" in headers.get("accept", "")):
+            path = "/web/index.html"
+        asset = assets().get(path.removeprefix("/web/")) if path.startswith("/web/") else None
+        if asset is None:
+            return None
+        more = {"ETag": asset.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding", **_FOR_PAGES}
+        if headers.get("if-none-match") == asset.tag:
+            return _reply(HTTPStatus.NOT_MODIFIED, asset.kind, b"", more)
+        if "gzip" in headers.get("accept-encoding", ""):
+            return _reply(HTTPStatus.OK, asset.kind, asset.packed, {**more, "Content-Encoding": "gzip"})
+        return _reply(HTTPStatus.OK, asset.kind, asset.body, more)
+
+    def _page(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         match path:
-            case b"/healthz":
+            case "/healthz":
                 return HTTPStatus.OK, "text/plain", b"ok\n"
-            case b"/readyz":
+            case "/readyz":
                 seat = self._seat.status()
                 if seat.leads:
                     return HTTPStatus.OK, "text/plain", b"leads\n"
                 return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"stands by: {who_leads(seat)}\n".encode()
-            case b"/metrics":
+            case "/metrics":
                 return HTTPStatus.OK, *exposition(self._seat)
-            case b"/" | b"/status.json":
+            case "/" | "/status.json":
                 known = self._seat.jobs.all() if self._seat.jobs is not None else []
                 whole = {**plain(self._seat.status()), "jobs": [plain(job.status()) for job in known]}
                 return HTTPStatus.OK, "application/json", json.dumps(whole, allow_nan=False).encode()
@@ -110,15 +190,19 @@ class StatusPages:
                 return HTTPStatus.NOT_FOUND, "text/plain", b"there are /status.json, /metrics, /healthz and /readyz\n"
 
 
-def _asks_this_machine(head: bytes) -> bool:
+def _asks_this_machine(headers: Mapping[str, str]) -> bool:
     """Whether the Host, if there is one, is loopback; a browser always names the one that it shows."""
-    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
-    for name, _, value in lines:
-        if name.strip().lower() == b"host":
-            host = re.sub(r":\d+$", "", value.strip().decode("latin-1"))
-            if not is_loopback(host.removeprefix("[").removesuffix("]").lower()):
-                return False
-    return True
+    if "host" not in headers:
+        return True
+    host = re.sub(r":\d+$", "", headers["host"])
+    return is_loopback(host.removeprefix("[").removesuffix("]").lower())
+
+
+def _from_another_page(headers: Mapping[str, str]) -> bool:
+    """Whether a page of somebody else has its browser ask; following a link to here is another thing. Browsers say so
+    (Fetch Metadata), other programs need not."""
+    strange = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    return strange and headers.get("sec-fetch-mode") != "navigate"
 
 
 def plain(value: object) -> Any:
@@ -135,9 +219,29 @@ def plain(value: object) -> Any:
     return value
 
 
-def _reply(status: HTTPStatus, kind: str, body: bytes, body_wanted: bool = True) -> bytes:
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + (body if body_wanted else b"")
+def _reply(status: HTTPStatus, kind: str, body: bytes, more: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    headers = {
+        "Content-Type": kind,
+        "Content-Length": str(len(body)),
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Connection": "close",
+        **more,
+    }
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> bytes:
+    return _reply(status, "application/json", json.dumps(value).encode())
+
+
+def _text(status: HTTPStatus, text: str) -> bytes:
+    return _reply(status, "text/plain", f"{text}\n".encode())
+
+
+# The end of the connection is the end of the stream: it has no length.
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\n"
+    b"X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+)

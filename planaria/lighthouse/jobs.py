@@ -13,9 +13,11 @@ from collections.abc import Callable
 
 from planaria.core.messages import Adopted, Event, Heartbeat, Hello, Order, Report
 from planaria.core.quorum import Lighthouse
-from planaria.core.roster import Effect, JobStatus, LineageRecord, Persist, Record, Send
+from planaria.core.roster import Effect, JobStatus, LineageRecord, Persist, Record, Send, condition
 from planaria.errors import PlanariaError, UsageError
+from planaria.lighthouse import story
 from planaria.lighthouse.elector import Keeper
+from planaria.lighthouse.history import History
 from planaria.lighthouse.outbox import Outbox
 from planaria.lighthouse.recovery import RecoveryWatch
 from planaria.logs import facts_of
@@ -46,9 +48,11 @@ class Job:
         self.streams: dict[str, Outbox[Order]] = {}
         self.watchers: set[Outbox[Event]] = set()
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.events_count = 0  # so far
         self.events_by_kind: Counter[str] = Counter()
         self.recoveries: list[int] = [0] * (len(RECOVERY_BUCKETS) + 1)
         self.recovery_seconds = 0.0
+        self.history = History(time.time())
         self._newest = -1, time.monotonic()  # the most steps that anybody has committed, and when it came to be known
         self._keeper = keeper
         self._recovery = RecoveryWatch()
@@ -71,11 +75,13 @@ class Job:
             stream.close(self.closed)
 
     def report(self, agent: str, report: Report) -> None:
-        if isinstance(report, Adopted):
-            self._measure(report)
+        if isinstance(report, Heartbeat):
+            self.history.heard(report.pulses)
         # Without effects a heartbeat only moves deadlines away, and a tick that comes too early does no harm.
         # So the clock need not be set anew for the bulk of all reports.
         self._run(lambda now: self.machine.handle(agent, report, now), keep_timer=isinstance(report, Heartbeat))
+        if isinstance(report, Adopted):
+            self._measure(report)
 
     def leave(self, agent: str, stream: Outbox[Order]) -> None:
         """The stream ended. Says nothing to the machine if a newer one has replaced it."""
@@ -136,7 +142,10 @@ class Job:
             effects = step(now)
             if self.machine.seen.top_step > self._newest[0]:
                 self._newest = self.machine.seen.top_step, now
+                self.history.committed(self._newest[0], time.time())
             self._perform(effects, now)
+            if self.history.due(now):
+                self._account(now)
             if effects or not keep_timer or self._timer is None:
                 self._set_timer(now)
         except Exception as error:
@@ -161,6 +170,8 @@ class Job:
         # people read wall clocks; decisions are over by now
         event = dataclasses.replace(event, at=time.time())
         self.events.append(event)
+        self.events_count += 1
+        self.history.event(event, max(self.machine.seen.top_step, 0))
         self.events_by_kind[event.kind] += 1
         facts = {"job": self.name, "text": event.text, **facts_of(event)}
         log.info("job %s: %s: %s", self.name, event.kind, event.text, extra={"facts": facts})
@@ -169,10 +180,22 @@ class Job:
                 self.watchers.discard(watcher)
 
     def _measure(self, report: Adopted) -> None:
+        at, step = time.time(), max(self.machine.seen.top_step, 0)
+        self.history.adopted(report.member, at, step)
         took = self._recovery.adopted(report, time.monotonic())
         if took is not None:
             self.recoveries[sum(took > bound for bound in RECOVERY_BUCKETS)] += 1
             self.recovery_seconds += took
+            members = len(self.machine.current.members) if self.machine.current is not None else 0
+            policy = self.machine.spec.policy if self.machine.spec is not None else None
+            text = story.recovery(self.events, took, members, policy)
+            self.history.recovered(took, members, at, step, text)
+
+    def _account(self, now: float) -> None:
+        status = self.machine.snapshot()
+        conditions = Counter(condition(group) for group in status.groups)
+        conditions["missing"] = max(status.desired - len(status.groups), 0)
+        self.history.account({} if status.complete else conditions, now)
 
     def _set_timer(self, now: float) -> None:
         """Have the machine ticked when it wants to be."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
-from planaria.core.roster import Effect
 from planaria.errors import PlanariaError, ProtocolError, UsageError
+from planaria.lighthouse import verbs
 from planaria.lighthouse.jobs import Job, Jobs
 from planaria.lighthouse.seat import Seat, who_leads
 from planaria.wire import checks
@@ -86,86 +87,32 @@ class Operators(LighthouseServicer):
     async def Kill(
         self, request: pb.KillRequest, context: grpc.aio.ServicerContext[pb.KillRequest, pb.Done]
     ) -> pb.Done:
-        def verb(job: Job) -> tuple[Verb, str]:
-            checks.integer(request.signal, 1, 64, "a signal")
-            machine, whom, rank = job.machine, f"group {request.group}", None
-            if request.HasField("rank"):
-                rank = checks.rank(request.rank)
-                whom = f"rank {rank} of {whom}"
-            return (
-                lambda now: machine.kill(request.group, request.signal, now, rank),
-                f"signal {request.signal} goes to {whom}",
-            )
-
-        return await self._operate("Kill", request.job, verb, context)
+        return await self._operate("Kill", request.job, partial(verbs.kill, request), context)
 
     async def Drain(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
     ) -> pb.Done:
-        def verb(job: Job) -> tuple[Verb, str]:
-            share = request.share if request.HasField("share") else None
-            return (
-                lambda now: job.machine.drain(request.group, now, checks.clip(request.reason), share),
-                f"group {request.group} leaves after one of the next commits",
-            )
-
-        return await self._operate("Drain", request.job, verb, context)
+        return await self._operate("Drain", request.job, partial(verbs.drain, request), context)
 
     async def Migrate(
         self, request: pb.MigrateRequest, context: grpc.aio.ServicerContext[pb.MigrateRequest, pb.Done]
     ) -> pb.Done:
-        def verb(job: Job) -> tuple[Verb, str]:
-            node = checks.name(request.to, "a node", empty=not request.whole)
-            if request.whole:
-                group = request.group
-                text = f"group {group} moves to node {node} when it is ready there"
-                return lambda now: job.machine.move(group, node, now), text
-            group, rank = request.group, checks.rank(request.rank)
-            share = request.share if request.HasField("share") else None
-            machine, reason = job.machine, checks.clip(request.reason)
-            text = f"rank {rank} of group {group} moves when another process is ready to take its place"
-            text += f" on node {node}" if node else ""
-            if request.drains:
-                return lambda now: machine.drain_rank(group, rank, now), text + ", and nobody comes to its GPU after it"
-            return lambda now: machine.migrate(group, rank, now, reason, share, to=node), text
-
-        return await self._operate("Migrate", request.job, verb, context)
+        return await self._operate("Migrate", request.job, partial(verbs.migrate, request), context)
 
     async def DrainNode(
         self, request: pb.NodeRequest, context: grpc.aio.ServicerContext[pb.NodeRequest, pb.Done]
     ) -> pb.Done:
-        def verb(job: Job) -> tuple[Verb, str]:
-            node, device = checks.name(request.node, "a node"), checks.name(request.device, "a GPU", empty=True)
-            what = f"GPU {device} of node {node}" if device else f"node {node}"
-            if request.undrain:
-                return lambda now: job.machine.undrain_node(node, device, now), f"{what} is used again"
-            return (
-                lambda now: job.machine.drain_node(node, device, now),
-                f"what is on {what} leaves after one of the next commits, and nothing is started there until planaria "
-                "undrain",
-            )
-
-        return await self._operate("DrainNode", request.job, verb, context)
+        return await self._operate("DrainNode", request.job, partial(verbs.drain_node, request), context)
 
     async def Evict(
         self, request: pb.GroupRequest, context: grpc.aio.ServicerContext[pb.GroupRequest, pb.Done]
     ) -> pb.Done:
-        def verb(job: Job) -> tuple[Verb, str]:
-            return (
-                lambda now: job.machine.evict(request.group, now),
-                f"group {request.group} counts as dead from now on",
-            )
-
-        return await self._operate("Evict", request.job, verb, context)
+        return await self._operate("Evict", request.job, partial(verbs.evict, request), context)
 
     async def Scale(
         self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext[pb.ScaleRequest, pb.Done]
     ) -> pb.Done:
-        def verb(job: Job) -> tuple[Verb, str]:
-            checks.integer(request.groups, 1, checks.MAX_GROUP, "the number of groups")
-            return lambda now: job.machine.scale(request.groups, now), f"the job goes to {request.groups} groups"
-
-        return await self._operate("Scale", request.job, verb, context)
+        return await self._operate("Scale", request.job, partial(verbs.scale, request), context)
 
     async def WatchEvents(
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[pb.WatchRequest, pb.Event]
@@ -189,21 +136,16 @@ class Operators(LighthouseServicer):
         self,
         method: str,
         name: str,
-        choose: Callable[[Job], tuple[Verb, str]],
+        choose: Callable[[Job], verbs.Chosen],
         context: grpc.aio.ServicerContext[Any, pb.Done],
     ) -> pb.Done:
         await self.require(method, context, CHANGE)
         jobs = await self.leading(context)
         try:
             job = jobs.find(name)
-            verb, text = choose(job)
-            job.operate(verb)
+            return pb.Done(text=verbs.perform(job, choose))
         except PlanariaError as error:
             await _refuse(context, error)
-        return pb.Done(text=f"job {job.name}: {text}")
-
-
-Verb = Callable[[float], list[Effect]]
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: PlanariaError) -> NoReturn:

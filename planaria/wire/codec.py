@@ -326,6 +326,7 @@ def _pulse_out(pulse: Pulse) -> pb.Pulse:
         pid=count(pulse.pid, "a pid"),
         devices=names(pulse.devices, "a device"),
         links=links_out(pulse.links),
+        shards=count(pulse.shards, "the number of shards"),
     )
 
 
@@ -340,6 +341,7 @@ def _pulse_in(pulse: pb.Pulse) -> Pulse:
         count(pulse.pid, "a pid"),
         names(pulse.devices, "a device"),
         links_in(pulse.links),
+        count(pulse.shards, "the number of shards"),
     )
 
 

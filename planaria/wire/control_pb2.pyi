@@ -161,7 +161,7 @@ class Synced(_message.Message):
     def __init__(self) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid", "devices", "links")
+    __slots__ = ("member", "phase", "step", "quorum", "loss", "step_seconds", "pid", "devices", "links", "shards")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class Pulse(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     phase: Phase
     step: int
@@ -180,7 +181,8 @@ class Pulse(_message.Message):
     pid: int
     devices: _containers.RepeatedScalarFieldContainer[str]
     links: _containers.RepeatedCompositeFieldContainer[Link]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping[str, object]]]] = ...) -> None: ...
+    shards: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping[str, object]]]] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("group", "bits", "round_trip", "lost")
@@ -515,7 +517,7 @@ class Event(_message.Message):
     def __init__(self, at: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., group: _Optional[int] = ..., data: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
-    __slots__ = ("member", "state", "step", "quorum", "phase", "loss", "step_seconds", "pid", "agent", "connected", "note", "links")
+    __slots__ = ("member", "state", "step", "quorum", "phase", "loss", "step_seconds", "pid", "agent", "connected", "note", "links", "shards")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +530,7 @@ class GroupStatus(_message.Message):
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     state: str
     step: int
@@ -540,7 +543,8 @@ class GroupStatus(_message.Message):
     connected: bool
     note: str
     links: _containers.RepeatedCompositeFieldContainer[Link]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping[str, object]]]] = ...) -> None: ...
+    shards: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping[str, object]]]] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete", "drained")

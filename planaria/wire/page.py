@@ -85,6 +85,7 @@ class PageView:
     committed_at_ns: int  # 0: nothing committed yet
     shards_computed: int
     shards_recomputed: int
+    step_shards: int  # computed for the newest step, 0 if unknown
     step_seconds: float  # median of recent steps, 0 if unknown
     guarded: bool  # it outlives the loss of another rank of its group
     collectives: int  # see ``control_beat``
@@ -266,6 +267,7 @@ class ProgressPage:
             committed_at_ns=last.at_ns,
             shards_computed=last.shards_computed,
             shards_recomputed=last.shards_recomputed,
+            step_shards=_newest_shards(history),
             step_seconds=_median_seconds(history),
             guarded=self.guarded,
             collectives=self._words[_COLLECTIVES],
@@ -297,6 +299,12 @@ class ProgressPage:
             Commit(*_COMMIT.unpack_from(ring, index % _SLOTS * _SLOT_BYTES))
             for index in range(max(start, end - most), end)
         ]
+
+
+def _newest_shards(commits: list[Commit]) -> int:
+    if len(commits) < 2 or commits[-1].step != commits[-2].step + 1:
+        return 0
+    return max(commits[-1].shards_computed - commits[-2].shards_computed, 0)
 
 
 def _median_seconds(commits: list[Commit]) -> float:

@@ -95,6 +95,7 @@ def _group_out(group: GroupStatus) -> pb.GroupStatus:
         connected=group.connected,
         note=clip(group.note),
         links=links_out(group.links),
+        shards=count(group.shards, "the number of shards"),
     )
 
 
@@ -112,4 +113,5 @@ def _group_in(group: pb.GroupStatus) -> GroupStatus:
         connected=group.connected,
         note=text(group.note, "a note"),
         links=links_in(group.links),
+        shards=count(group.shards, "the number of shards"),
     )

@@ -18,9 +18,9 @@ from typing import cast
 
 from rich.console import Console
 
-from planaria.cli.top import View, condition
+from planaria.cli.top import View
 from planaria.core.messages import Event, Member, Phase, Quorum, QuorumId
-from planaria.core.roster import GroupStatus, JobStatus
+from planaria.core.roster import GroupStatus, JobStatus, condition
 from planaria.errors import PlanariaError
 from planaria.lighthouse.client import OperatorClient
 

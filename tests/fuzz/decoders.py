@@ -41,6 +41,7 @@ from planaria.core.messages import (
 from planaria.engines.nodestream import HEADER_BYTES, NodeStream
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 from planaria.exchange.healing import _Contents
+from planaria.lighthouse.actions import _fields
 from planaria.lighthouse.http import StatusPages
 from planaria.lighthouse.seat import Seat
 from planaria.lighthouse.store import Store
@@ -172,6 +173,13 @@ def _pages(data: bytes) -> object:
     return _PAGES._answer(data)
 
 
+def _action(data: bytes) -> object:
+    try:
+        return pb.KillRequest(**_fields(data, {"group": int, "signal": int}))
+    except RecursionError as error:  # as whoever calls it has it
+        raise ValueError from error
+
+
 _PAGES = StatusPages(Seat(Store.open(_DIRECTORY / "store.db")), None)
 _TOKEN = Token(make(_DIRECTORY / "token", ROLES))
 _GUARD = Guard(_TOKEN)
@@ -272,6 +280,7 @@ DECODERS = [
         "manifest", _checkpoint, [_sealed(json.dumps({"checkpoint": _MANIFEST}).encode())], _USAGE, True, seal=_sealed
     ),
     Decoder("membership", _file(membership.read), [json.dumps(_MEMBERSHIP).encode()], _USAGE, True),
+    Decoder("action of a page", _action, [b'{"group": 1, "signal": 9}'], (ValueError,), True),
     Decoder("run.json", _file(read_run, "run.json"), [b'{"job": "j", "lighthouse": "h:1", "pid": 3}'], _USAGE, True),
     Decoder("event line", _event, [b'{"at": 1.5, "kind": "lost", "text": "t", "group": 1, "data": {}}'], (), True),
     Decoder(

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
@@ -167,12 +168,12 @@ class Lighthouse:
     def __init__(self, store: Path, *options: str, bind: str = "127.0.0.1:0") -> None:
         command = [sys.executable, "-c", RUN, "--bind", bind, "--store", str(store), *options]
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT
-        )
+        # No pipe: it has a lot to say of many groups, and nobody reads while it runs.
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=env, cwd=ROOT)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, self.process.communicate()[1]
+        assert line, self.end()[1]
         self.listening: dict[str, Any] = json.loads(line)
         self.address = str(self.listening["address"])
 
@@ -186,8 +187,9 @@ class Lighthouse:
         """Signal it and wait: (exit status, what it logged)."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, errors = self.process.communicate()
-        return self.process.returncode, errors
+        self.process.wait()
+        self._log.seek(0)
+        return self.process.returncode, self._log.read()
 
 
 async def eventually(holds: Callable[[], Awaitable[bool] | bool]) -> None:
