@@ -21,6 +21,8 @@ from planaria.rank.settings import read_settings
 from planaria.rank.statechecks import StateChecks
 from planaria.torch.data import ShardedDataset
 from planaria.torch.job import init
+from planaria.torch.low_comm import DiLoCo, LowCommunication, StreamingDiLoCo
+from planaria.torch.low_comm_settings import of_low_communication
 from planaria.torch.rechecks import STRIKES, Rechecks
 from planaria.torch.state import ProtectedState
 from planaria.torch.worker import Worker
@@ -281,3 +283,54 @@ def test_a_shard_in_dispute_is_computed_again_with_what_was_added_to_it(
     found, more = run()
     assert (counts, more) == ([4, 4, 4], [4, 8, 4])
     assert all(map(torch.equal, right, found))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_of_low_communication_what_groups_share_is_compared(streaming: bool) -> None:
+    def group() -> tuple[nn.Module, ProtectedState]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        inner = torch.optim.AdamW(model.parameters())
+        sync: LowCommunication = DiLoCo(model, inner, every=2)
+        if streaming:
+            sync = StreamingDiLoCo(model, inner, every=4, fragments=2)
+        return model, ProtectedState(sync=sync)
+
+    def round(group: tuple[nn.Module, ProtectedState], fragment: int, data: float) -> None:
+        """Of inner steps with the group's own data, and a sync with what all have made."""
+        model, state = group
+        assert state.sync is not None
+        model(torch.full((2, 5), data)).sum().backward()
+        state.sync.sync.inner[0].step()
+        shared = state.sync.shared_of(fragment)
+        state.sync.put(fragment, [torch.full_like(parameter, 0.1) for _, parameter in shared], 1.0)
+        state.sync.outer_step(fragment, 1.0, keeps=True)
+
+    mine, other = group(), group()
+    state = mine[1]
+    one, two = checks(state), checks(other[1])
+    for fragment in (0, 1, 0) if streaming else (0, 0):
+        round(mine, fragment, 1.0)
+        round(other, fragment, 2.0)
+        assert [one.word(step) for step in range(5)] == [two.word(step) for step in range(5)]
+    flip(next(mine[0].parameters()))  # its own
+    assert one.word(0) == two.word(0)
+    (momentum, *_) = [t for name, t in state.checked(whole=True).items() if "momentum" in name]
+    flip(momentum)
+    assert [one.word(step) == two.word(step) for step in range(5)] == [False, True, True, True, False]
+    assert state.sync is not None
+    flip(state.sync.shared_of(0)[0][1])
+    assert not any(one.word(step) == two.word(step) for step in range(5))
+
+
+def test_of_low_communication_a_shard_is_computed_twice_only_where_another_group_can() -> None:
+    def settings_of(exact: bool, **more: Any) -> None:
+        model = nn.Linear(2, 2)
+        state = ProtectedState(sync=DiLoCo(model, torch.optim.SGD(model.parameters()), every=2, exact=exact))
+        assert state.sync is not None
+        of_low_communication(read_settings(1, 0, None, None, environ={}, **more), state.sync, {})
+
+    settings_of(False, check_state=1)
+    settings_of(True, check_state=1, recheck=0.5)
+    with pytest.raises(UsageError, match="recheck needs exact=True of DiLoCo"):
+        settings_of(False, check_state=1, recheck=0.5)
