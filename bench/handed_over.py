@@ -1,4 +1,4 @@
-"""A lighthouse whose messages to agents are timed: in ``times``, a file, a double for each, when it was given to gRPC."""
+"""A lighthouse whose messages to agents are timed: in ``times``, a file, a double for each, when gRPC was given it."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ Every agent is a gRPC stream over a connection of its own, with one group and a 
 is a process of its own. All agents live in this process and hardly look at what they hear, so that one core can
 play them; unlike real ones they do not watch the job's events. A death is told by its agent; the time runs until
 the last of the others has the new quorum, and so includes the reading of as many messages here, on the same cores.
-What of it is the lighthouse's is told beside it: until it has given gRPC the message for each agent. After each death the
-group comes back by a planned change.
+What of it is the lighthouse's is told beside it: until it has given gRPC the message for each agent. After each death
+the group comes back by a planned change.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Agent:
         self._hello = Hello(f"agent {number}", "host", JobSpec("bench", agents))
         self._news = news
         self._quorums = quorums  # all that any agent was told of
-        # Real agents have machines of their own. This process plays a thousand: under load it is too slow to see that its
-        # pings were answered, and would hang up ("Internal error from Core"). They are sent all the same.
+        # Real agents have machines of their own. This process plays a thousand: under load it is too slow to see that
+        # its pings were answered, and would hang up ("Internal error from Core"). They are sent all the same.
         patience = [("grpc.keepalive_timeout_ms", 60_000), ("grpc.http2.ping_timeout_ms", 60_000)]
         # Equal options would share one connection.
         options = [*channel._CLIENT, *patience, ("planaria.bench", number)]

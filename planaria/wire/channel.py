@@ -24,10 +24,10 @@ LEADER = "planaria-leader"
 # four heartbeats. A killed process is noticed at once (the kernel closes its connection).
 _PING_MS = 2_000
 _PONG_MS = 2_000
-# A lighthouse need not be so quick. It judges agents by their heartbeats, with what it has learnt of their silences, and
-# an agent that cannot run for some seconds (a machine under load, a stopped process) would lose its stream and add to the
-# load by connecting again (seen: "Internal error from Core" at a thousand agents at once). So this only frees what the
-# dead have left.
+# A lighthouse need not be so quick. It judges agents by their heartbeats, with what it has learnt of their silences,
+# and an agent that cannot run for some seconds (a machine under load, a stopped process) would lose its stream and add
+# to the load by connecting again (seen: "Internal error from Core" at a thousand agents at once). So this only frees
+# what the dead have left.
 _PATIENT_MS = 20_000
 
 _LIMITS = [

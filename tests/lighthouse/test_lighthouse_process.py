@@ -17,7 +17,8 @@ from planaria.errors import UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.lighthouse.store import Store
 
-# An agent's stream that beats like one, says that it stands, and after a line of input whether it does after two seconds.
+# An agent's stream that beats like one, says that it stands, and after a line of input, two seconds later, whether it
+# still does.
 ATTENDS = """
 import asyncio, sys
 from tests.lighthouse.lighthouse_clients import FakeAgent
