@@ -67,6 +67,7 @@ class CatchUp:
                 if trainer.checks:
                     trainer.world.kept.pop(self._place, None)
                     self._log.clear()
+                    trainer.state = state  # it was made in place
                     return False
                 trainer.world.checker.fail(f"{trainer.member} follows from step {base.step} to another state")
             trainer.world.emit("follows", trainer.member.group, "from step {}", base.step)

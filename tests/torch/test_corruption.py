@@ -170,9 +170,14 @@ class Quorum3:
         self.disputed: list[frozenset[int]] = []
         members = tuple(Member(group, 0) for group in range(3))
         target = Quorum(QuorumId(1, 1), members, ("",) * 3, True, "")
-        self.stepper = SimpleNamespace(target=target, step=7, dispute=self.disputed.append)
+        self.named: list[bool] = []
+        self.stepper = SimpleNamespace(target=target, step=7, dispute=self._dispute)
         self.world = SimpleNamespace(rank=0)
         self.settings = SimpleNamespace(where="job train, group 0")
+
+    def _dispute(self, shards: frozenset[int], named: bool) -> None:
+        self.disputed.append(shards)
+        self.named.append(named)
 
     def gather(self, payload: bytes) -> list[bytes]:
         return [payload]
@@ -181,12 +186,12 @@ class Quorum3:
         self.told.append(report.text)
 
 
-def compared(rechecks: Rechecks, said: dict[int, int]) -> frozenset[int]:
-    """Shard 0 was computed by two members of the quorum, the first of which holds it, to these sums."""
+def compared(rechecks: Rechecks, said: dict[int, int], shard: int = 0) -> frozenset[int]:
+    """The shard was computed by two members of the quorum, the first of which holds it, to these sums."""
     (owner, mine), (checker, other) = said.items()
-    owned = [frozenset({0}) if rank == owner else frozenset() for rank in range(3)]
-    opinions = [{0: other} if rank == checker else {} for rank in range(3)]
-    return rechecks.compare(owned, [ShardRecord(0, b"", checksum=mine)], opinions)
+    owned = [frozenset({shard}) if rank == owner else frozenset() for rank in range(3)]
+    opinions = [{shard: other} if rank == checker else {} for rank in range(3)]
+    return rechecks.compare(owned, [ShardRecord(shard, b"", checksum=mine)], opinions)
 
 
 def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> None:
@@ -204,6 +209,35 @@ def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> 
     with pytest.raises(CorruptionError, match="again and again"):
         rechecks.dispute(frozenset({0}))
     assert session.told == ["its gradients are not those that others agree on (shards [0], twice)"]
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_who_is_there_whenever_a_step_is_in_dispute_leaves_and_the_job_goes_on(culprit: int) -> None:
+    """It computes wrongly now and then, and each time another shard: no shard shows it."""
+    session = Quorum3()
+    rechecks = Rechecks(cast(Session, session))
+    others = [member for member in range(3) if member != culprit]
+    for shard, other in enumerate((others[0], others[1])):
+        assert compared(rechecks, {culprit: 5 + shard, other: 9}, shard) == {shard}
+        rechecks.dispute(frozenset({shard}))
+    assert session.named == [False, False]
+    assert compared(rechecks, {others[0]: 9, culprit: 7}, 2) == {2}
+    if culprit == 0:  # this one
+        with pytest.raises(CorruptionError, match="again and again"):
+            rechecks.dispute(frozenset({2}))
+        assert session.told
+    else:
+        rechecks.dispute(frozenset({2}))
+        assert session.named == [False, False, True] and not session.told
+
+
+def test_of_two_nobody_can_tell_who_is_there_too_often() -> None:
+    session = Quorum3()
+    rechecks = Rechecks(cast(Session, session))
+    for shard in range(4):
+        compared(rechecks, {1: 5 + shard, 2: 9}, shard)
+        rechecks.dispute(frozenset({shard}))
+    assert session.named == [False] * 4 and not session.told
 
 
 def test_what_came_out_of_states_that_differ_does_not_count() -> None:
