@@ -276,14 +276,12 @@ async def a_new_lighthouse(fleet: Fleet, again: Callable[[], None]) -> dict[str,
     others = fleet.agents[1:]
     await victim.tell(Died(victim.member, "killed by SIGKILL"))
     told = time.monotonic() - began
-    while True:
-        await fleet.until_all_hear(others)
-        for agent in others:
-            if agent.quorum is None or victim.member in agent.quorum.members:
-                found = agent.published()
-                agent.quorum = found[1] if found is not None else agent.quorum
-        if all(agent.quorum is not None and victim.member not in agent.quorum.members for agent in others):
-            break
+    # Only of those that wait for it: whoever has it hears nothing more.
+    while waiting := [a for a in others if a.quorum is None or victim.member in a.quorum.members]:
+        await fleet.until_all_hear(waiting)
+        for agent in waiting:
+            found = agent.published()
+            agent.quorum = found[1] if found is not None else agent.quorum
     return {"listening": listening, "told": told, "recovered": time.monotonic() - began}
 
 
