@@ -40,6 +40,7 @@ from planaria.core.messages import (
     NO_QUORUM,
     STANDBYS,
     Adopted,
+    Corrupted,
     Event,
     Finished,
     Heartbeat,
@@ -323,6 +324,8 @@ class Agent:
                     life.ready, life.adopted, life.settled = True, False, False
                     if self._stopping:
                         self._ask_to_stop(life)
+            case Corrupted() if self.health is not None:
+                self.health.damaged(report.member)
             case Adopted():
                 if (life := self.lives.of(report.member)) is not None:
                     life.adopted = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.agent.moving import NotMoved, move
+from planaria.agent.moving import NotMoved, drain, move
 from planaria.agent.sensors import Sensor, read_out
 from planaria.core.health import Action, Reading, Verdict, Watch, slow_rank
 from planaria.core.healthtable import HealthTable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planaria.agent.agent import Agent
 
 _REFUSED = -2  # in place of a group's number
+_DAMAGE = "corrupt"  # the signal that groups were caught computing, or holding, what is wrong
 _MOST_STRANGE = 8  # are told: whoever reads that many knows what is wrong
 
 
@@ -78,6 +79,7 @@ class Health:
         self._moving: asyncio.Task[None] | None = None
         self._replacing: set[int] = set()  # groups in which a standby was asked to take a rank's place
         self._members: dict[int, Member] = {}  # what is known of a group is known of this life of it
+        self._damages: dict[str, int] = {}  # by GPU: times that a group was caught on it
         self._strange: set[str] = set()  # subjects that are not here, of which people know
 
     async def run(self) -> None:
@@ -112,6 +114,15 @@ class Health:
         self._agent.engine.avoid([v.reading.device for v in wanted if v.reading.device and not v.reading.node])
         if wanted and (self._moving is None or self._moving.done()):
             self._moving = asyncio.get_running_loop().create_task(self._act(wanted))
+
+    def damaged(self, member: Member) -> None:
+        """What the group held or computed was wrong, as it says itself. It is held against its GPU, whatever group or
+        life comes there next; not if there are several (which of the ranks it was is in words alone) or none: there
+        people are told, by the lighthouse."""
+        devices = [device for device, (group, _) in self._agent.engine.placed().items() if group == member.group]
+        if len(devices) == 1:
+            times = self._damages[devices[0]] = self._damages.get(devices[0], 0) + 1
+            self.take([Reading(_DAMAGE, times, devices[0], member.group, 0)])
 
     # --- what is read here -----------------------------------------------------------------------------------
 
@@ -162,6 +173,8 @@ class Health:
 
     def _groups_of(self, reading: Reading) -> list[int]:
         """Whom it is about: -1 for a GPU that nobody uses."""
+        if reading.signal == _DAMAGE:  # nobody reads it again, so its owner may be another by now
+            return [self._agent.engine.placed().get(reading.device, (-1, -1))[0]]
         if reading.device or reading.about_group:
             return [reading.group]
         return [life.member.group for life in self._agent.lives.alive()]
@@ -181,15 +194,21 @@ class Health:
                 reading = verdict.reading
                 reason = f"{reading.subject} {verdict.words(self._since)}"
                 stays = bool(reading.device) or reading.about_group  # else it is the node that is not well
+                drains = reading.signal == _DAMAGE  # nothing is read any more once nobody computes there
                 try:
-                    done = await move(self._agent, group, reading.rank, reason, self._table.share, stays)
+                    if drains:
+                        done = await drain(self._agent, group, reading.rank, reason, self._table.share)
+                    else:
+                        done = await move(self._agent, group, reading.rank, reason, self._table.share, stays)
                 except NotMoved as refusal:
                     self._tell(verdict, group, f"not drained: {refusal}", known_as=_REFUSED)
                     break  # the others would be refused as well
                 self._tell(verdict, group, done)
                 if self._agent.moves.under_way(group):
                     self._replacing.add(group)
-                if reading.about_group:
+                if drains:
+                    del self._damages[reading.device]
+                if reading.about_group or drains:
                     self._forget(reading.subject)
 
     # --- what is said ----------------------------------------------------------------------------------------

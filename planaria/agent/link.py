@@ -159,10 +159,13 @@ class Link:
         stub = LighthouseStub(self._channel)
         return await _refusal(stub.Drain(request, timeout=seconds, metadata=_proof("Drain")))
 
-    async def migrate(self, job: str, group: int, rank: int, reason: str, share: float) -> str | None:
-        """The same for a single rank: another process is to take its place."""
+    async def migrate(
+        self, job: str, group: int, rank: int, reason: str, share: float, drains: bool = False
+    ) -> str | None:
+        """The same for a single rank: another process is to take its place. ``drains``: and nobody its GPU, until an
+        operator takes that back."""
         assert self._channel is not None
-        request = pb.MigrateRequest(job=job, group=group, rank=rank, reason=clip(reason), share=share)
+        request = pb.MigrateRequest(job=job, group=group, rank=rank, reason=clip(reason), share=share, drains=drains)
         stub = LighthouseStub(self._channel)
         return await _refusal(stub.Migrate(request, timeout=_DRAIN_SECONDS, metadata=_proof("Migrate")))
 

@@ -47,3 +47,12 @@ async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 
         life.comes_back = False
         raise NotMoved(refusal)
     return "drained; it starts again on other devices" if life.comes_back else "drained"
+
+
+async def drain(agent: Agent, group: int, rank: int, reason: str, share: float) -> str:
+    """Have the rank go and nobody use its GPU, until an operator takes that back (``planaria undrain``): the lighthouse
+    and the agent both keep what is drained. Otherwise as ``move``."""
+    refusal = await agent.link.migrate(agent.assignment.spec.job, group, rank, reason, share, drains=True)
+    if refusal is not None:
+        raise NotMoved(refusal)
+    return "drained, until planaria undrain takes it back"

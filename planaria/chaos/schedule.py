@@ -101,8 +101,25 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def random_schedule(seed: int, kinds: Sequence[Kind], groups: int, count: int, every: float) -> tuple[Fault, ...]:
-    """``count`` faults, on average ``every`` seconds apart, in the order of ``after``.
+def parse_targets(text: str) -> tuple[str, ...]:
+    """What bits flip in, of ``parameter,moment``."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if unknown := [name for name in names if name not in TARGETS]:
+        raise UsageError(f"no bits flip in {unknown[0]!r}; there are {', '.join(TARGETS)}")
+    if not names:
+        raise UsageError(f"name at least one thing that bits flip in, of {', '.join(TARGETS)}")
+    return names
+
+
+def random_schedule(
+    seed: int,
+    kinds: Sequence[Kind],
+    groups: int,
+    count: int,
+    every: float,
+    targets: Sequence[str] = TARGETS,
+) -> tuple[Fault, ...]:
+    """``count`` faults, on average ``every`` seconds apart, in the order of ``after``. ``targets``: of bit flips.
 
     Each of ``kinds`` is drawn equally often within one; groups and durations are drawn uniformly. The gaps
     are 0.5 to 1.5 times ``every``, so that faults meet all phases of a step whatever its length.
@@ -123,7 +140,7 @@ def random_schedule(seed: int, kinds: Sequence[Kind], groups: int, count: int, e
                 group=draw.randrange(groups),
                 duration=_duration(kind, draw),
                 rank=ranks.randrange(_RANKS),
-                target=flips.choice(TARGETS) if kind is Kind.BITFLIP else "",
+                target=flips.choice(targets) if kind is Kind.BITFLIP else "",
                 number=flips.randrange(1 << 31) if kind is Kind.BITFLIP else 0,
             )
         )

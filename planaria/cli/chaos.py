@@ -20,7 +20,7 @@ from planaria.chaos.schedule import Kind
 from planaria.chaos.verify import Record, read_records
 from planaria.cli.chaos_view import View, Waiting
 from planaria.cli.logdir import check_writable
-from planaria.core.bitflips import VARIABLE
+from planaria.core.bitflips import GRADIENT, TARGETS, VARIABLE
 from planaria.core.exits import EXIT_INTERRUPTED
 from planaria.engines.devices import find
 from planaria.errors import PlanariaError, UsageError
@@ -34,6 +34,9 @@ def chaos(
     every: Annotated[str, typer.Option(help="Mean time between faults: 2s, 500ms, 1m.")] = "2s",
     kills: Annotated[int, typer.Option(help="How many faults, of all kinds together.")] = 50,
     kinds: Annotated[str, typer.Option(help="kill,stop,partition,bitflip,lighthouse. Partitions need root.")] = "kill",
+    flips: Annotated[
+        str, typer.Option(help="What bits flip in: parameter,moment,gradient. Low communication: gradient if exact.")
+    ] = ",".join(TARGETS),
     seed: Annotated[int, typer.Option(help="Of the schedule.")] = 0,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU for every group, else cpu.")
@@ -49,7 +52,7 @@ def chaos(
     _check(script, groups, kills, chosen)
     if json_file is not None:
         check_writable(json_file, "--json")
-    faults = schedule.random_schedule(seed, chosen, groups, kills, gap)
+    faults = schedule.random_schedule(seed, chosen, groups, kills, gap, schedule.parse_targets(flips))
     directory = new_directory(log_dir, "chaos")
     console = Console()
     device = device or device_for(console, groups, Kind.PARTITION in chosen)
@@ -63,6 +66,7 @@ def chaos(
         "every": gap,
         "kills": kills,
         "kinds": [kind.value for kind in chosen],
+        "flips": flips,
         "seed": seed,
     }
     code = prove(console, what, faults, directory, Proof(verify, json_file, asked))
@@ -158,7 +162,10 @@ def deployment(script: session.Script, directory: Path, faults: tuple[schedule.F
     options = ["--quiet", "--max-replacements", str(100 + 2 * len(faults))]
     if any(fault.kind is Kind.BITFLIP for fault in faults):
         os.environ[VARIABLE] = "1"  # the run's environment is this one's
-        options += ["--check-state", "1", "--recheck", "1"]
+        # Without rules of health: bits that flip on purpose say nothing of a GPU, which would be drained.
+        options += ["--check-state", "1", "--health", "off"]
+    if any(fault.target == GRADIENT for fault in faults):  # nothing else would see it
+        options += ["--recheck", "1"]
     if any(fault.kind is Kind.PARTITION for fault in faults):
         from planaria.chaos.netns import NamespacedRun
 

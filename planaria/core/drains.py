@@ -45,9 +45,12 @@ class Drains(Hosts):
             self._leaves_with_its_node(view)
         return self._end()
 
-    def drain_rank(self, group: int, rank: int, now: float) -> list[Effect]:
-        """Have a rank move, and nobody come to its GPU after it. Raises ValueError as ``migrate`` does."""
-        effects = self.migrate(group, rank, now, drains=True)
+    def drain_rank(
+        self, group: int, rank: int, now: float, reason: str = "", share: float | None = None
+    ) -> list[Effect]:
+        """Have a rank move, and nobody come to its GPU after it. ``reason`` and ``share`` as for ``migrate``, and it
+        raises ValueError as that does."""
+        effects = self.migrate(group, rank, now, reason, share, drains=True)
         view = self.seen.groups[group]
         if view.pulse is not None and rank < len(view.pulse.devices) and (device := view.pulse.devices[rank]):
             self.closed[view.agent] = self._closed(view.agent) | {device}

@@ -51,6 +51,7 @@ SIGNALS: Mapping[str, Signal] = {
     "nvlink_down": Signal("has lost {n} of its NVLinks"),
     "pcie_replays": Signal("has replays on its PCIe link ({n} since {since})", counter=True),
     "slow": Signal("takes {n} times as long for a shard as the median of the other groups"),
+    "corrupt": Signal("was caught with a wrong state or wrong gradients {n} times"),
     "command": Signal("failed the site's health command"),
 }
 # The site's command makes up names of its own behind this.

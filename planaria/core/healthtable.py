@@ -18,6 +18,8 @@ DEFAULT_RULES = (
     Rule("xid", "xid", Action.DRAIN, above=0),
     Rule("reset", "reset_wanted", Action.DRAIN, above=0, readings=2),
     Rule("link", "nvlink_down", Action.DRAIN, above=0, readings=3),
+    # A particle flips a bit once. A device that is caught again is not to be trusted; the third time it goes.
+    Rule("corrupt", "corrupt", Action.DRAIN, above=2),
     # A link retries by itself; a hundred times in ten minutes is a cable or a connector. 120 readings are 10 minutes.
     Rule("link-errors", "nvlink_errors", Action.REPORT, above=100, within=120, clear=10),
     Rule("thermal", "thermal", Action.REPORT, above=0, readings=12, clear_readings=12),

@@ -47,8 +47,9 @@ from planaria.core.messages import (
 )
 from planaria.core.tree import maximal_nodes
 
-# Exchanges of a step that did not count because something differed. A member that differs heals; one that then differs
-# in the same step again is broken.
+# Exchanges of a step that did not count because something differed, and nobody was named for it. A member that differs
+# heals; one that then differs in the same step again is broken. So whoever is named costs one exchange at most, and the
+# job goes on however many are, as long as more than half agree.
 RECOUNTS = 3
 
 
@@ -92,7 +93,7 @@ class Stepper:
         self._in_doubt = False  # states differ, and this one may be the one that is wrong
         self._wrong = False  # this one is known to be, and has not healed
         self._odd_at = -1  # the newest step at which it was
-        self._recounts = 0  # since the newest commit
+        self._recounts = 0  # since the newest commit, for which nobody was named
         self._ending: Finish | Leave | Disputed | None = None
 
     # --- control side ----------------------------------------------------------------------------------------
@@ -243,6 +244,8 @@ class Stepper:
         if odd is None or self._still_unclear(top, rank in odd, len(sources) - len(odd)):
             self._ending = Disputed(top, (self.me,) if odd and rank in odd else target.members)
             return []
+        if odd:
+            self._recounts = max(0, self._recounts - 1)
         if rank in odd:  # whatever comes of the healing, what it holds counts no more
             self.settled, self._wrong, self._odd_at = False, True, top
             self.have.clear()
@@ -329,14 +332,15 @@ class Stepper:
         """``shard`` of the current step was computed for comparison."""
         self.checked.add(shard)
 
-    def dispute(self, shards: frozenset[int]) -> None:
+    def dispute(self, shards: frozenset[int], named: bool = False) -> None:
         """The exchange is complete, but for ``shards`` two members have computed something else: nobody commits it.
-        They are computed again, by the same members or by others, and so is what their sums hold besides."""
+        They are computed again, by the same members or by others, and so is what their sums hold besides. ``named``:
+        all know who is wrong, and that it leaves."""
         held = [set(range(node.start, node.stop)) for node in maximal_nodes(self.have, self.shards)]
         self.have = set().union(*(each for each in held if not each & shards))
         self.checked -= shards
         self._rolled = None
-        self._recounts += 1
+        self._recounts += not named
 
     def work(self) -> Exchange:
         """The exchange that the current step will end with, as things stand: known before its last shard starts."""

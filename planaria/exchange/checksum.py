@@ -57,7 +57,8 @@ def lane_sums(tensors: Sequence[Tensor]) -> list[int]:
 
 def lane_sum(tensor: Tensor) -> Tensor:
     """Of one tensor, as a tensor without dimensions (int64) on its device; nobody waits for it."""
-    data = tensor.detach().reshape(-1).view(torch.uint8)
+    values = tensor.detach().resolve_conj().resolve_neg()  # what they are, and not what a lazy view of them is made of
+    data = values.reshape(-1).view(torch.uint8)
     if data.storage_offset() % LANE:
         data = data.clone()  # lanes must lie alike on all members
     whole = data.numel() // LANE * LANE

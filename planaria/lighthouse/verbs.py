@@ -52,7 +52,8 @@ def migrate(request: pb.MigrateRequest, job: Job) -> Chosen:
     text = f"rank {rank} of group {group} moves when another process is ready to take its place"
     text += f" on node {node}" if node else ""
     if request.drains:
-        return lambda now: machine.drain_rank(group, rank, now), text + ", and nobody comes to its GPU after it"
+        text += ", and nobody comes to its GPU after it"
+        return lambda now: machine.drain_rank(group, rank, now, reason, share), text
     return lambda now: machine.migrate(group, rank, now, reason, share, to=node), text
 
 

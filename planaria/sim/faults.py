@@ -224,8 +224,8 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
             if verb == "evict" and trainer is not None:
                 world.evicted.add(trainer.member)
             values: tuple[int | str, ...] = (fault.target,)
-            if verb in ("kill", "migrate"):
-                values = (fault.target, {"kill": 9, "migrate": 0}[verb])
+            if verb in ("kill", "migrate", "drain_rank"):
+                values = (fault.target, 9 if verb == "kill" else 0)
             elif verb == "move":
                 values = (fault.target, f"node {fault.other % world.config.nodes}")
             elif verb in ("drain_node", "undrain_node"):
@@ -268,5 +268,6 @@ APPLY: dict[str, Callable[[World, Fault], None]] = {
     "evict": _operator("evict"),
     "operator kill": _operator("kill"),
     "drain node": _operator("drain_node"),
+    "drain rank": _operator("drain_rank"),  # the GPU of a group's rank, as a rule of health wants it too
     "undrain node": _operator("undrain_node"),
 }

@@ -298,10 +298,11 @@ class Trainer:
             if self.checks:  # sources may differ by now, and every one gives a part
                 given = [self.kernel.random.choice(given)]
             states = [state for state, _ in given]
+            before = self.state
             self.state, self.origin = self.world.checker.healed(self.member, action.step, states)
             self.sums.clear()
-            self.catch_up.healed(action, given[0][1])
-            if self.checks and action.checksum not in (0, self.state.whole):
+            sound = self.catch_up.healed(action, given[0][1], before)
+            if not sound or (self.checks and action.checksum not in (0, self.state.whole)):
                 self.world.emit("spoilt", self.member.group, "{} at step {}", action.quorum, action.step)
                 self._do(self.stepper.spoilt(action.quorum))
                 return

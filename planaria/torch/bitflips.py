@@ -32,10 +32,12 @@ class BitFlips:
         self._state = state
         self._step = step
         self._parameters = [(name, p) for name, p in state.parameters() if p.requires_grad]
+        # With low communication the parameters that groups share get no gradients by a backward pass.
+        self._trained = self._parameters if state.sync is None else state.sync.trained
         self._armed: tuple[str, int] | None = None  # the parameter whose next gradient is hit, and the number
         for module in state.modules:
             module.register_forward_pre_hook(self._before_forward)
-        for name, parameter in self._parameters:
+        for name, parameter in self._trained:
             parameter.register_post_accumulate_grad_hook(self._after_gradient(name))  # type: ignore[no-untyped-call]
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
@@ -47,7 +49,7 @@ class BitFlips:
         target, number = order.split()[0], int(order.split()[1])
         draw = random.Random(number)
         if target == GRADIENT:
-            self._armed = draw.choice(self._parameters)[0], number
+            self._armed = draw.choice(self._trained)[0], number
             return
         whole = self._state.checked(whole=True)
         parameters = {name: local(p.detach()) for name, p in self._parameters}

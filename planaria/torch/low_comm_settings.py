@@ -22,10 +22,11 @@ def of_low_communication(
     Not exact: shard ``v`` is group ``v``'s own, whoever else is there, and left out if that is not there. Exact: any
     group computes it. Raises UsageError for what contradicts that.
     """
-    if settings.check_state or settings.recheck:
+    if settings.recheck and not sync.sync.exact:
         raise UsageError(
-            f"{settings.where}: check_state and recheck cannot be had with low communication yet: between two "
-            "exchanges each group has parameters of its own, which nobody could compare"
+            f"{settings.where}: recheck needs exact=True of {sync.kind}: without it what a group makes of its batches "
+            "depends on parameters and on an inner optimizer that it alone has, so nobody could do the same again. "
+            "check_state can be had: it compares what the groups share"
         )
     replayed = environ.get("PLANARIA_REPLAY")
     if sync.sync.exact:

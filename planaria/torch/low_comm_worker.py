@@ -152,8 +152,9 @@ class LowCommWorker(Worker):
         started = time.perf_counter()
         before = self._buffers.now()
         steps = self._steps_of(action.step, action.shard)
+        watched = self.session.stepper.watched(action.shard)
         anew = self._begin_shard(action.step, action.shard, steps)
-        self._store.begin_shard(action.shard)
+        self._store.begin_shard(action.shard, summed=watched, apart=action.again)
         ready = (steps - sync.sync.delay) * data.micro_batches
         weight, presence = 0.0, b""
         own = None if self._looked else self.state.own(data)
@@ -173,6 +174,11 @@ class LowCommWorker(Worker):
                 "come to differ; set learning rates from sync.inner_step there, and change the rest after the batches"
             )
         self._looked = True
+        if watched:
+            self.rechecks.computed(action.shard, self._store.checksum(), action.again)
+        if action.again:
+            self.session.stepper.shard_checked(action.shard)
+            return
         record = ShardRecord(action.shard, presence, (), data.cursor_after(action.shard), weight, anew, steps)
         self._end_shard(record, before, started)
 

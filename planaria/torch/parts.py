@@ -107,8 +107,9 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 
 def wire_form(tensor: Tensor) -> Tensor:
-    """The tensor as it is sent, see :class:`TensorSpec`; a copy only if the living one has gaps in its memory."""
-    local = live(tensor)
+    """The tensor as it is sent, see :class:`TensorSpec`; a copy only if the living one has gaps in its memory, or has
+    yet to be conjugated or negated."""
+    local = live(tensor).resolve_conj().resolve_neg()
     if local.is_contiguous():
         return local
     if is_dense(local.shape, local.stride()):

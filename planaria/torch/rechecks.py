@@ -3,7 +3,9 @@
 A wrong gradient reaches all groups alike, so no comparison of states shows it. But a shard has the same gradient, bit
 for bit, whoever computes it. Of those that are watched the tails of the exchange carry checksums: the owner's, and that
 of another member. If they differ nobody commits the step; both are computed again, and another pair is compared. Once
-two agree it is known who was wrong. Who is wrong again and again leaves: it is the device.
+two agree it is known who was wrong. Who is wrong again and again leaves: it is the device. And if a step is in dispute
+as often as the job bears, always about shards of one and the same member, whoever else had computed them, that one
+leaves.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from planaria.core.corruption import odd_ones
 from planaria.core.messages import Corrupted, Member
+from planaria.core.stepper import RECOUNTS
 from planaria.errors import CorruptionError
 from planaria.rank.records import Seconds, ShardRecord
 from planaria.rank.session import Session
@@ -34,6 +37,8 @@ class Rechecks:
         self._heard: list[tuple[int, Member, int]] = []  # of shards, in the newest exchange, which may not count
         self._strikes = 0  # how often this group was wrong, in a row of steps in which it was compared
         self._disputed: set[int] = set()  # shards that were in doubt at any rank of the group
+        self._pairs: list[set[Member]] = []  # for each of those, and each time, who had computed it
+        self._times = 0  # exchanges with such
 
     def clear(self) -> None:
         """A step begins."""
@@ -41,6 +46,8 @@ class Rechecks:
         self._said.clear()
         self._heard.clear()
         self._disputed.clear()
+        self._pairs.clear()
+        self._times = 0
 
     def computed(self, shard: int, sums: Tensor, again: bool) -> None:
         """This rank's part of a watched shard's gradient has these sums; on a device they need not be there yet."""
@@ -84,6 +91,8 @@ class Rechecks:
     def dispute(self, shards: frozenset[int]) -> None:
         """``shards`` came out in two ways at a rank of the group. They are computed again. Raises CorruptionError if it
         is known that it is this group which computes wrongly, and goes on doing so."""
+        self._times += 1
+        self._pairs += [{member for each, member, _ in self._heard if each == shard} for shard in shards]
         self._count()
         self._disputed |= shards
         for shard in shards:
@@ -92,7 +101,20 @@ class Rechecks:
         if self._any_rank(any(self._stubborn(shard) for shard in shards)):
             self._tell(f"shards {sorted(shards)}, twice")
             raise self._broken()
-        self._session.stepper.dispute(shards)
+        culprit = self._always_there()
+        if culprit == self._session.member:
+            self._tell(f"shards in dispute in {self._times} exchanges of a step, all of them its own or checked by it")
+            raise self._broken()
+        if culprit is not None:
+            self._pairs.clear()
+            self._times = 0
+        self._session.stepper.dispute(shards, named=culprit is not None)
+
+    def _always_there(self) -> Member | None:
+        """The one member that had computed all shards which were ever in dispute in this step, once that is so often
+        that the job would end. Everybody who was there says the same. None if two always were: nobody can tell."""
+        common = set.intersection(*self._pairs) if self._pairs else set()
+        return next(iter(common)) if self._times >= RECOUNTS and len(common) == 1 else None
 
     def _count(self) -> None:
         """The newest exchange is complete at all ranks, of members whose states are alike: what was said counts."""

@@ -263,6 +263,10 @@ class SyncPart(Part):
     def pack(self, tensors: list[Tensor]) -> Any:
         return self._pack(tensors, lambda inner: inner.pack(tensors))
 
+    def moments(self) -> dict[str, Tensor]:
+        # Of the outer optimizer: it is stepped with the same sums everywhere. What inner ones keep is each group's own.
+        return self._outer.moments()
+
     def mark(self) -> None:
         for inner in self._inner:
             inner.mark()

@@ -19,28 +19,39 @@ DEFAULT_BIND = "127.0.0.1:29510"
 # In the trailing metadata of a refusal by a lighthouse that stands by: the address of the one that leads.
 LEADER = "planaria-leader"
 
-# Heartbeats come about once a second; after two seconds of silence the peer is asked, and it has two more to
-# answer. Thus a dead node or a cut cable is noticed within four heartbeats. A killed process is noticed at
-# once (the kernel closes its connection).
+# Heartbeats come about once a second; after two seconds of silence an agent asks whether the lighthouse is there, which
+# has two more to answer: of several it must soon find another one. Thus a dead node or a cut cable is noticed within
+# four heartbeats. A killed process is noticed at once (the kernel closes its connection).
 _PING_MS = 2_000
 _PONG_MS = 2_000
+# A lighthouse need not be so quick. It judges agents by their heartbeats, with what it has learnt of their silences,
+# and an agent that cannot run for some seconds (a machine under load, a stopped process) would lose its stream and add
+# to the load by connecting again (seen: "Internal error from Core" at a thousand agents at once). So this only frees
+# what the dead have left.
+_PATIENT_MS = 20_000
 
 _LIMITS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
-_KEEPALIVE = [
-    ("grpc.keepalive_time_ms", _PING_MS),
-    ("grpc.keepalive_timeout_ms", _PONG_MS),
-    # The one that counts (seen with gRPC 1.85): without it a stopped peer was noticed only after its default, a minute.
-    ("grpc.http2.ping_timeout_ms", _PONG_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # no limit: an agent whose ranks compute has nothing else to say
-    ("grpc.http2.max_pings_without_data", 0),
-]
+
+
+def _keepalive(ping_ms: int, pong_ms: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", pong_ms),
+        # The one that counts (seen with gRPC 1.85): without it a stopped peer was noticed only after its default, a
+        # minute.
+        ("grpc.http2.ping_timeout_ms", pong_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # no limit: an agent whose ranks compute has nothing else to say
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
 _CLIENT = [
     *_LIMITS,
-    *_KEEPALIVE,
+    *_keepalive(_PING_MS, _PONG_MS),
     ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not swallow a connection to loopback
     # Back-off of reconnecting. A lighthouse restarts in well under a second, so the first retry comes soon;
     # the longest pause is that of one heartbeat, for nobody waits for us and a thousand agents are no load.
@@ -50,7 +61,7 @@ _CLIENT = [
 ]
 _SERVER = [
     *_LIMITS,
-    *_KEEPALIVE,
+    *_keepalive(_PATIENT_MS, _PATIENT_MS),
     ("grpc.so_reuseport", 0),  # a second lighthouse on the port must fail, not take half of the agents
     # Our own clients ping every _PING_MS, and gRPC adds pings of its own to measure the line. By default a
     # server counts such pings on a quiet stream as abuse and hangs up (seen: "too_many_pings").

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 
 from planaria.core.messages import Member, Quorum
@@ -57,9 +58,14 @@ def publish_frame(member: Member, quorum: Quorum) -> bytes:
         whole = pb.LighthouseFrame()
         whole.order.publish.quorum.CopyFrom(encode_quorum(quorum))
         seen = _published = (quorum, whole.SerializeToString())
+    return _told(member) + seen[1]
+
+
+@lru_cache(maxsize=checks.MAX_MEMBERS)  # the same members are told again and again
+def _told(member: Member) -> bytes:
     own = pb.LighthouseFrame()
     own.order.publish.member.CopyFrom(encode_member(member))
-    return own.SerializeToString() + seen[1]
+    return own.SerializeToString()
 
 
 def decode_quorum(message: pb.Quorum) -> Quorum:

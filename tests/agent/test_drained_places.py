@@ -111,3 +111,20 @@ def test_what_makes_no_sense(start_run: StartRun) -> None:
     assert refused(run, undrain) and refused(run, undrain, node="nowhere")
     run.interrupt()
     assert run.wait() == 130
+
+
+def test_a_gpu_on_which_a_group_was_caught_again_and_again(start_run: StartRun) -> None:
+    """By a rule of health, as an operator would have it, who takes it back."""
+    run = start_run("--groups", "2", *TRAIN, "damaged", environ=plain_environ(CUDA_VISIBLE_DEVICES="4,5,6"))
+    at_work(run, (0, 0), (1, 0), (1, 1))
+    node = json.loads((run.logs / "run.json").read_text())["agent"]
+    (event,) = run.events("health")
+    why = "group 1: GPU 5 was caught with a wrong state or wrong gradients 3 times"
+    assert event["text"] == f"{why}: drained, until planaria undrain takes it back"
+    assert gpus_of(run, 1, 1) == "6" and status(run).drained == (f"{node}:5",)
+    assert "leaves after" in (run.logs / "rg1" / "i0" / "stdout.log").read_text(), "nothing of it was killed"
+    undrain(log_dir=run.logs, gpu=f"{node}:5")
+    run.until(lambda: "GPU 5 of this node is used again" in [event["text"] for event in run.events("node")])
+    assert status(run).drained == ()
+    run.interrupt()
+    assert run.wait() == 130, run.err.read_text()

@@ -52,6 +52,8 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path, monkeypatch
         chaos(script, kinds="flood")
     with pytest.raises(UsageError, match="not a time"):
         chaos(script, every="often")
+    with pytest.raises(UsageError, match="no bits flip in 'weights'"):
+        chaos(script, flips="weights")
     with pytest.raises(UsageError, match="60 steps"):
         demo(steps=10)
     nowhere = tmp_path / "no" / "x.json"

@@ -19,6 +19,7 @@ from planaria.chaos.schedule import (
     demo_schedule,
     parse_kinds,
     parse_seconds,
+    parse_targets,
     random_schedule,
 )
 from planaria.errors import UsageError
@@ -68,6 +69,14 @@ def test_groups_and_durations_are_within_their_bounds(seed: int, groups: int, co
                 assert CUT[0] <= fault.duration <= CUT[1]
             case _:
                 assert fault.duration == 0
+
+
+def test_bits_flip_in_what_was_asked_for() -> None:
+    faults = random_schedule(0, [Kind.BITFLIP], 3, 40, 1.0, parse_targets("moment, parameter"))
+    assert {fault.target for fault in faults} == {"moment", "parameter"}
+    for text, sentence in (("weights", "no bits flip in 'weights'"), ("", "at least one thing")):
+        with pytest.raises(UsageError, match=sentence):
+            parse_targets(text)
 
 
 def test_other_seeds_give_other_schedules() -> None:

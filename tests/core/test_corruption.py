@@ -207,6 +207,24 @@ def test_another_one_that_differs_in_the_same_step_heals_as_the_first_did() -> N
     assert me.next() == Heal(id_of(1), 1, (0, 1), (2,), receive=True, checksum=5, under=id_of(1))
 
 
+def test_however_many_differ_in_a_step_the_job_goes_on_as_long_as_more_than_half_agree() -> None:
+    me = stepper(0)
+    under(me, quorum(1, *range(5), founding=True), [Standing(0, False)] * 5)
+    commit(me)
+    shares = contiguous(6, (1.0,) * 5)
+    for odd in (1, 2, 3, 4):  # one after the other
+        compute(me)
+        me.recount()
+        action = me.next()
+        assert isinstance(action, RollCall)
+        sums = [9 if rank == odd else 5 for rank in range(5)]
+        said = [replace(action.standing, have=shares[rank], checksum=each) for rank, each in enumerate(sums)]
+        me.rolled(id_of(1), said)
+        action = me.next()
+        assert isinstance(action, Heal) and action.healers == (odd,)
+        me.healed(id_of(1))
+
+
 def test_states_that_the_job_begins_with_again_are_compared_but_not_those_that_scripts_made() -> None:
     assert signs(Standing(3, settled=False)) and signs(Standing(0, settled=True)) and not signs(Standing(0, False))
     old = [Standing(3, False, checksum=each) for each in (5, 5, 8)]

@@ -99,6 +99,20 @@ def test_a_rank_moves_and_its_gpu_is_closed() -> None:
     assert desk.lighthouse.snapshot().drained == ("a1:5",)
 
 
+def test_a_gpu_that_a_rule_wants_drained_is_so_within_its_share_and_taken_back_by_an_operator() -> None:
+    desk = with_gpus("4", "5", "6")
+    effects = desk.lighthouse.drain_rank(1, 1, desk.now, "GPU 5 was caught", share=0.1)
+    assert sent(effects) == [Send("a1", Migrate(1, 1, drains=True))]
+    assert any("rank 1 of group 1 is to move: GPU 5 was caught" in str(effect) for effect in effects)
+    assert desk.lighthouse.snapshot().drained == ("a1:5",)
+    assert sent(desk.lighthouse.undrain_node("a1", "5", desk.now)) == [Send("a1", Close("5", opens=True))]
+    assert desk.lighthouse.snapshot().drained == ()
+    desk.lines(desk.lighthouse.drain(1, desk.now))
+    with pytest.raises(ValueError):
+        desk.lighthouse.drain_rank(0, 1, desk.now, "GPU 5 was caught", share=0.1)
+    assert desk.lighthouse.snapshot().drained == ()
+
+
 @pytest.mark.parametrize(
     ("node", "device", "why"),
     [

@@ -14,6 +14,7 @@ from tests.e2e.harness import Run
 from tests.e2e.layouts import start
 
 pytestmark = pytest.mark.e2e
+LOW_COMM = Path(__file__).parent / "scripts" / "low_comm.py"
 SLOW = ("--steps", "80", "--pause", "0.01")
 
 
@@ -104,3 +105,44 @@ def test_a_group_is_killed_when_another_has_a_flipped_bit(tmp_path: Path, quiet:
             named(run, group, 1)
         assert run.end() == 0, run.log()
         assert run.digests() == {quiet(*SLOW)}, run.log()
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "targets"),
+    [
+        (("--exact", "--shards", "6"), ("--check-state", "1000", "--recheck", "1"), (PARAMETER, MOMENT, GRADIENT)),
+        ((), ("--check-state", "1000"), (PARAMETER, MOMENT)),
+        (("--method", "streaming"), ("--check-state", "2", "--reduction", "int8"), (PARAMETER, MOMENT)),
+    ],
+    ids=["exact", "diloco", "streaming"],
+)
+def test_what_groups_share_between_syncs_is_compared_at_them(
+    tmp_path: Path, words: tuple[str, ...], options: tuple[str, ...], targets: tuple[str, ...]
+) -> None:
+    """Low communication: the shared parameters and the outer optimizer's state, and with exact=True what was made of a
+    shard too. Nobody is started again, and all end with the same."""
+    device = ("--device", "cpu")
+    with Run(tmp_path / "run", *words, "--pause", "0.01", options=(*device, *options), script=LOW_COMM) as run:
+        run.step(3)
+        pids = {group: run.life(group).processes[0].pid for group in range(3)}
+        for group, target in zip((1, 2, 0), targets, strict=False):
+            flip(run, group, target, 5 + group)
+            what = "gradients are not those" if target == GRADIENT else "state is not that of the others (sync."
+            assert what in named(run, group, 1)
+        assert run.end() == 0, run.log()
+        (found,) = run.digests()
+        assert len(run.events("corrupt")) == len(targets)
+        assert {group: run.life(group).processes[0].pid for group in range(3)} == pids
+    if "--exact" in words:
+        with Run(tmp_path / "quiet", *words, groups=1, options=device, script=LOW_COMM) as quiet:
+            assert quiet.end() == 0 and quiet.digests() == {found}
+
+
+def test_two_groups_that_share_different_things_stop_with_the_evidence(tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--check-state", "1")
+    with Run(tmp_path / "run", "--pause", "0.01", groups=2, options=options, script=LOW_COMM) as run:
+        run.step(3)
+        flip(run, 1, MOMENT, 5)
+        assert run.end() == 1
+        assert "nobody can tell whose is right (" in run.log() and "sync.outer.state[" in run.log()
+        assert len(sorted(run.directory.glob("rg*/i0/corruption.json"))) == 2

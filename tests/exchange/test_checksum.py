@@ -89,3 +89,11 @@ def test_sums_do_not_depend_on_where_a_tensor_lies() -> None:
 def test_sums_of_devices_and_hosts_agree() -> None:
     tensors = [torch.randn(4099), torch.randn(33, dtype=torch.bfloat16), torch.tensor(3.0)]
     assert lane_sums([each.cuda() for each in tensors]) == lane_sums(tensors)
+
+
+def test_lazy_views_have_the_sum_of_their_values() -> None:
+    numbers = torch.randn(9, dtype=torch.complex64)
+    for view in (numbers.conj(), numbers.conj().imag, torch._neg_view(numbers.real.clone())):
+        assert view.is_conj() or view.is_neg()
+        assert lane_sums([view]) == lane_sums([view.clone().resolve_conj().resolve_neg().contiguous()])
+        assert lane_sums([view]) != lane_sums([torch.zeros_like(view)])

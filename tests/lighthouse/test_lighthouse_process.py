@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,28 @@ from planaria.core.messages import Adopted, Died, Member, Publish, QuorumId
 from planaria.errors import UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.lighthouse.store import Store
+
+# An agent's stream that beats like one, says that it stands, and after a line of input, two seconds later, whether it
+# still does.
+ATTENDS = """
+import asyncio, sys
+from tests.lighthouse.lighthouse_clients import FakeAgent
+from planaria.core.messages import Heartbeat, Welcome
+async def main():
+    async with FakeAgent(sys.argv[1], "a") as agent:
+        await agent.wait_for(Welcome)
+        beating = asyncio.create_task(beat(agent))
+        await asyncio.sleep(2.5)
+        print("attends", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        await asyncio.sleep(2.0)
+        print(f"ended: {agent.ended!r}" if agent.ended or beating.done() else "still does", flush=True)
+async def beat(agent):
+    while True:
+        await agent.tell(Heartbeat(()))
+        await asyncio.sleep(1.0)
+asyncio.run(main())
+"""
 
 
 @pytest.fixture
@@ -132,6 +155,24 @@ def test_nobody_there_is_one_sentence() -> None:
     with OperatorClient("127.0.0.1:1", deadline=2.0) as client, pytest.raises(UsageError) as error:
         client.status("train")
     assert "cannot reach the lighthouse at 127.0.0.1:1" in str(error.value) and "is it running?" in str(error.value)
+
+
+async def test_an_agent_that_could_not_run_for_seconds_keeps_its_stream(store: Path) -> None:
+    """A machine under load: a stream that ends is one more to be made. What counts are heartbeats."""
+    with Lighthouse(store) as lighthouse:
+        command = [sys.executable, "-c", ATTENDS, lighthouse.address]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+            assert agent.stdin is not None and agent.stdout is not None
+            try:
+                assert agent.stdout.readline() == "attends\n"
+                agent.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(6.0)  # longer than a lighthouse that stands still is waited for
+                agent.send_signal(signal.SIGCONT)
+                agent.stdin.write("\n")
+                agent.stdin.flush()
+                assert agent.stdout.readline() == "still does\n"
+            finally:
+                agent.kill()
 
 
 def test_a_lighthouse_that_hangs_does_not_hang_the_operator(store: Path) -> None:

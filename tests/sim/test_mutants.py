@@ -284,8 +284,15 @@ class TakesWhatItIsGiven(Stepper):
 class EndsWhoDiffersLater(Stepper):
     """A group that is damaged in a step in which another one was, and healed, is taken for broken."""
 
+    _doubted = (-1, 0)
+
+    def recount(self) -> None:
+        super().recount()
+        step, times = self._doubted
+        self._doubted = self.step, (times if step == self.step else 0) + 1
+
     def _still_unclear(self, step: int, odd: bool, agreeing: int) -> bool:
-        return self._recounts > 1 if odd else super()._still_unclear(step, odd, agreeing)
+        return self._doubted[1] > 1 if odd else super()._still_unclear(step, odd, agreeing)
 
 
 class LeadsForEver(Leadership):

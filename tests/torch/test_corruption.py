@@ -21,6 +21,8 @@ from planaria.rank.settings import read_settings
 from planaria.rank.statechecks import StateChecks
 from planaria.torch.data import ShardedDataset
 from planaria.torch.job import init
+from planaria.torch.low_comm import DiLoCo, LowCommunication, StreamingDiLoCo
+from planaria.torch.low_comm_settings import of_low_communication
 from planaria.torch.rechecks import STRIKES, Rechecks
 from planaria.torch.state import ProtectedState
 from planaria.torch.worker import Worker
@@ -168,9 +170,14 @@ class Quorum3:
         self.disputed: list[frozenset[int]] = []
         members = tuple(Member(group, 0) for group in range(3))
         target = Quorum(QuorumId(1, 1), members, ("",) * 3, True, "")
-        self.stepper = SimpleNamespace(target=target, step=7, dispute=self.disputed.append)
+        self.named: list[bool] = []
+        self.stepper = SimpleNamespace(target=target, step=7, dispute=self._dispute)
         self.world = SimpleNamespace(rank=0)
         self.settings = SimpleNamespace(where="job train, group 0")
+
+    def _dispute(self, shards: frozenset[int], named: bool) -> None:
+        self.disputed.append(shards)
+        self.named.append(named)
 
     def gather(self, payload: bytes) -> list[bytes]:
         return [payload]
@@ -179,12 +186,12 @@ class Quorum3:
         self.told.append(report.text)
 
 
-def compared(rechecks: Rechecks, said: dict[int, int]) -> frozenset[int]:
-    """Shard 0 was computed by two members of the quorum, the first of which holds it, to these sums."""
+def compared(rechecks: Rechecks, said: dict[int, int], shard: int = 0) -> frozenset[int]:
+    """The shard was computed by two members of the quorum, the first of which holds it, to these sums."""
     (owner, mine), (checker, other) = said.items()
-    owned = [frozenset({0}) if rank == owner else frozenset() for rank in range(3)]
-    opinions = [{0: other} if rank == checker else {} for rank in range(3)]
-    return rechecks.compare(owned, [ShardRecord(0, b"", checksum=mine)], opinions)
+    owned = [frozenset({shard}) if rank == owner else frozenset() for rank in range(3)]
+    opinions = [{shard: other} if rank == checker else {} for rank in range(3)]
+    return rechecks.compare(owned, [ShardRecord(shard, b"", checksum=mine)], opinions)
 
 
 def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> None:
@@ -202,6 +209,35 @@ def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> 
     with pytest.raises(CorruptionError, match="again and again"):
         rechecks.dispute(frozenset({0}))
     assert session.told == ["its gradients are not those that others agree on (shards [0], twice)"]
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_who_is_there_whenever_a_step_is_in_dispute_leaves_and_the_job_goes_on(culprit: int) -> None:
+    """It computes wrongly now and then, and each time another shard: no shard shows it."""
+    session = Quorum3()
+    rechecks = Rechecks(cast(Session, session))
+    others = [member for member in range(3) if member != culprit]
+    for shard, other in enumerate((others[0], others[1])):
+        assert compared(rechecks, {culprit: 5 + shard, other: 9}, shard) == {shard}
+        rechecks.dispute(frozenset({shard}))
+    assert session.named == [False, False]
+    assert compared(rechecks, {others[0]: 9, culprit: 7}, 2) == {2}
+    if culprit == 0:  # this one
+        with pytest.raises(CorruptionError, match="again and again"):
+            rechecks.dispute(frozenset({2}))
+        assert session.told
+    else:
+        rechecks.dispute(frozenset({2}))
+        assert session.named == [False, False, True] and not session.told
+
+
+def test_of_two_nobody_can_tell_who_is_there_too_often() -> None:
+    session = Quorum3()
+    rechecks = Rechecks(cast(Session, session))
+    for shard in range(4):
+        compared(rechecks, {1: 5 + shard, 2: 9}, shard)
+        rechecks.dispute(frozenset({shard}))
+    assert session.named == [False] * 4 and not session.told
 
 
 def test_what_came_out_of_states_that_differ_does_not_count() -> None:
@@ -281,3 +317,54 @@ def test_a_shard_in_dispute_is_computed_again_with_what_was_added_to_it(
     found, more = run()
     assert (counts, more) == ([4, 4, 4], [4, 8, 4])
     assert all(map(torch.equal, right, found))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_of_low_communication_what_groups_share_is_compared(streaming: bool) -> None:
+    def group() -> tuple[nn.Module, ProtectedState]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        inner = torch.optim.AdamW(model.parameters())
+        sync: LowCommunication = DiLoCo(model, inner, every=2)
+        if streaming:
+            sync = StreamingDiLoCo(model, inner, every=4, fragments=2)
+        return model, ProtectedState(sync=sync)
+
+    def round(group: tuple[nn.Module, ProtectedState], fragment: int, data: float) -> None:
+        """Of inner steps with the group's own data, and a sync with what all have made."""
+        model, state = group
+        assert state.sync is not None
+        model(torch.full((2, 5), data)).sum().backward()
+        state.sync.sync.inner[0].step()
+        shared = state.sync.shared_of(fragment)
+        state.sync.put(fragment, [torch.full_like(parameter, 0.1) for _, parameter in shared], 1.0)
+        state.sync.outer_step(fragment, 1.0, keeps=True)
+
+    mine, other = group(), group()
+    state = mine[1]
+    one, two = checks(state), checks(other[1])
+    for fragment in (0, 1, 0) if streaming else (0, 0):
+        round(mine, fragment, 1.0)
+        round(other, fragment, 2.0)
+        assert [one.word(step) for step in range(5)] == [two.word(step) for step in range(5)]
+    flip(next(mine[0].parameters()))  # its own
+    assert one.word(0) == two.word(0)
+    (momentum, *_) = [t for name, t in state.checked(whole=True).items() if "momentum" in name]
+    flip(momentum)
+    assert [one.word(step) == two.word(step) for step in range(5)] == [False, True, True, True, False]
+    assert state.sync is not None
+    flip(state.sync.shared_of(0)[0][1])
+    assert not any(one.word(step) == two.word(step) for step in range(5))
+
+
+def test_of_low_communication_a_shard_is_computed_twice_only_where_another_group_can() -> None:
+    def settings_of(exact: bool, **more: Any) -> None:
+        model = nn.Linear(2, 2)
+        state = ProtectedState(sync=DiLoCo(model, torch.optim.SGD(model.parameters()), every=2, exact=exact))
+        assert state.sync is not None
+        of_low_communication(read_settings(1, 0, None, None, environ={}, **more), state.sync, {})
+
+    settings_of(False, check_state=1)
+    settings_of(True, check_state=1, recheck=0.5)
+    with pytest.raises(UsageError, match="recheck needs exact=True of DiLoCo"):
+        settings_of(False, check_state=1, recheck=0.5)

@@ -508,3 +508,20 @@ def test_parts_of_spread_tensors_take_the_place_of_their_like(mesh: Any) -> None
         ProtectedState(d={"a": []}),
         r"d\.a\[0\] is spread over the ranks of its group there, but nothing is in its place here that says how",
     )
+
+
+def test_a_buffer_that_is_a_lazy_view_travels_as_its_values() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turned", torch.tensor([1 + 2j, 3 - 4j]).conj())
+
+    one, other = Turned(), Turned()
+    plain = Turned()
+    plain.turned = plain.turned.resolve_conj()
+    states = [ProtectedState(model=each) for each in (one, other, plain)]
+    assert one.turned.is_conj() and len({state.digest() for state in states}) == 1
+    other.turned.zero_()
+    manifest, tensors = states[0].capture()
+    states[1].restore(manifest, [tensor.clone() for tensor in tensors])
+    assert torch.equal(other.turned, plain.turned)

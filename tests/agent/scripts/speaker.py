@@ -16,6 +16,7 @@ from pathlib import Path
 
 from planaria.core.messages import (
     Adopted,
+    Corrupted,
     Drain,
     Finished,
     Member,
@@ -118,6 +119,8 @@ class Rank:
     def misbehave(self) -> None:
         if "linger" in WORDS and self.step == STEPS:
             time.sleep(0.5)
+        if "damaged" in WORDS and ME.group == 1 and ME.incarnation == 0 and self.step % 5 == 0:
+            self.say(Corrupted(ME, self.step, "its state is not that of the others (weight)"))
         if "crash" in WORDS and self.step == 2:
             raise ValueError("boom at step 2")
         if "crash-once" in WORDS and self.step == 2 and ME.incarnation == 0 and ME.group == 1:
