@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -95,6 +96,8 @@ ELECTION_FAULTS = (
     "cut store",
     "cut agent",
 )
+# After which another life of it, or another one, leads.
+LIGHTHOUSE_ENDS = {*ELECTION_FAULTS[:-1], "crash between effects", "fail over"}
 CONTROL_FAULTS = (
     "kill lighthouse",
     "kill lighthouse",
@@ -111,7 +114,6 @@ CONTROL_FAULTS = (
 )
 NODE_FAULTS = ("kill agent",)
 LOSSES = ("kill all", "kill all", "kill all agents", "kill everything")
-UNREMEMBERED = ("scale", "drain node")  # when agents and lighthouse end at once
 WISHES = ("drain", "drain node", "undrain node", "migrate", "migrate", "move", "scale", "operator kill", "evict")
 # A group that loses one of its ranks keeps its memory.
 RANK_LOSSES = ("lose rank", "lose rank", "lose rank", "hurt all", "hurt all", "kill", "kill all", "kill everything")
@@ -161,11 +163,20 @@ def random_scenario(seed: int, base: Scenario, menu: tuple[str, ...] = ()) -> Sc
         faults += _election_faults(shape)
     lost = [fault for fault in faults if fault.kind == "lose message"]
     shape = replace(shape, faults=tuple(fault for fault in faults if fault not in lost[MOST_LOST:]))
+    kinds = {fault.kind for fault in shape.faults}
+    if "kill agent" in kinds and kinds & LIGHTHOUSE_ENDS:
+        shape = replace(shape, faults=_remembered(shape.faults))
     if base.copy_every:
         shape = _with_copies(shape, base)
     elif base.save_every or (any(menu is each for each in MENUS[1:3]) and random.Random(-seed).random() < 0.4):
         shape = _with_checkpoints(shape)
     return _with_flips(shape) if base.check_every else shape
+
+
+def _remembered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """If agents and the lighthouse end, nobody is left who knows of groups that were added, or that were on nodes which
+    start nothing now. They would be waited for until an operator evicts them."""
+    return tuple(fault for fault in faults if fault.kind not in ("scale", "drain node"))
 
 
 def _with_lighthouses(shape: Scenario, base: Scenario) -> Scenario:
@@ -208,9 +219,7 @@ def _with_checkpoints(shape: Scenario) -> Scenario:
             fault = replace(fault, on=moment, whose=-1, nth=rng.randint(1, 6))
         faults.append(replace(fault, seconds=round(spread, 4)))
     if any(fault.kind in ("kill all agents", "kill everything") for fault in faults):
-        # If the lighthouse dies too, nobody is left who knows of groups that were added, or that were on nodes which
-        # start nothing now, and they are waited for until an operator evicts them.
-        faults = [fault for fault in faults if fault.kind not in UNREMEMBERED]
+        faults = [*_remembered(faults)]
     rng.shuffle(faults)
     return replace(shape, save_every=rng.randint(1, max(1, shape.steps // 2)), faults=tuple(faults))
 
@@ -231,7 +240,7 @@ def _with_copies(shape: Scenario, base: Scenario) -> Scenario:
             fault = replace(fault, seconds=round(rng.choice((0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 0.6))), 4))
         faults.append(fault)
     if any(fault.kind in ("kill all agents", "kill everything") for fault in faults):
-        faults = [fault for fault in faults if fault.kind not in UNREMEMBERED]
+        faults = [*_remembered(faults)]
     rng.shuffle(faults)
     saves = shape.save_every if shape.save_every != base.save_every or not base.save_every else 0
     return replace(shape, save_every=saves, copy_every=rng.randint(1, 3), faults=tuple(faults))
