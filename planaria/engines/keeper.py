@@ -36,7 +36,7 @@ DELETE_AGAIN_SECONDS = 60.0
 # What the scheduler or the lighthouse could not do now is tried again after this long: a few heartbeats.
 RETRY_SECONDS = 3.0
 # Ends that somebody asked for: 128 + SIGINT, 128 + SIGTERM, and SIGTERM before anybody could handle it.
-_ASKED = frozenset({EXIT_INTERRUPTED, 143, -15})
+ASKED = frozenset({EXIT_INTERRUPTED, 143, -15})
 _ALIVE = (GroupState.PENDING, GroupState.RUNNING, GroupState.DRAINING)
 
 
@@ -291,7 +291,7 @@ class Keeper:
             life.state = GroupState.REFUSED
         else:
             lost = found is not None and found.lost
-            self._dead(life, lost, spec, blame=lost or life.exit_code not in _ASKED)
+            self._dead(life, lost, spec, blame=lost or life.exit_code not in ASKED)
         how = f"exit code {life.exit_code}" if life.exit_code is not None else "no exit code"
         text = f"group {group} (life {life.incarnation}) ended: {life.message or how}"
         self._note("exit" if life.exit_code == EXIT_OK else "lost", text, group)

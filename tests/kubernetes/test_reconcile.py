@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,13 @@ EVENTS = st.lists(
     ),
     max_size=40,
 )
+
+
+def restarted(world: World) -> None:
+    """The operator is started again: it knows what the status says."""
+    seen = world.seen()
+    groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
+    world.memory = Memory.of(json.loads(json.dumps(status_of(world.wanted, seen, world.memory, groups, "", 0, {}))))
 
 
 def happen(world: World, what: str, number: int) -> None:
@@ -52,9 +60,7 @@ def happen(world: World, what: str, number: int) -> None:
         case "wait":
             world.now += number
         case "restart":  # of the operator: it knows what the status says
-            seen = world.seen()
-            groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
-            world.memory = Memory.of(status_of(world.wanted, seen, world.memory, groups, "", 0, {}))
+            restarted(world)
 
 
 @settings(max_examples=60, deadline=None)
@@ -251,3 +257,101 @@ def test_pods_say_what_a_group_is_and_take_no_rights() -> None:
     assert "--placed" in command and made["spec"]["automountServiceAccountToken"] is False
     context = lighthouse(crd.read(job(3)))["spec"]["template"]["spec"]["containers"][0]["securityContext"]
     assert context["runAsNonRoot"] and context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_an_operator_that_is_started_again_knows_whom_the_lighthouse_has_met() -> None:
+    """So that a node that was lost meanwhile need not be given up by Kubernetes first."""
+    world = World(job(3))
+    world.settle(3)
+    restarted(world)
+    world.noticed = False
+    world.lost.add("j-rg1-0")
+    for _ in range(6):
+        world.look()
+        world.now += 2.0
+    assert "j-rg1-1" in world.pods
+
+
+def test_an_operator_that_is_started_again_counts_no_end_twice_and_keeps_to_the_budget() -> None:
+    world = World(job(2, maxReplacements=3, restartBackoffSeconds=30))
+    world.settle(3)
+    for attempt in range(2):
+        world.exit(f"j-rg1-{attempt}", 1)
+        for _ in range(5):
+            world.look()
+            restarted(world)
+            world.now += 5.0
+            world.run()
+        failures = world.memory.groups[1].failures
+    assert failures == 0, "it had held the state"
+    assert len(world.memory.replacements) == 2
+    world.exit("j-rg1-2", 1)
+    world.settle(2)
+    world.exit("j-rg1-3", 1)
+    world.settle(3)
+    assert "j-rg1-4" not in world.pods, "that would be the fourth within ten minutes"
+
+
+def test_an_end_before_any_work_is_counted_once_however_often_the_operator_starts() -> None:
+    world = World(job(1, restartBackoffSeconds=300))
+    world.look()
+    for attempt in range(2):
+        world.look()
+        world.exit(f"j-rg0-{attempt}", 1)
+    for _ in range(4):
+        world.look()
+        restarted(world)
+    assert world.memory.groups[0].failures == 2 and "j-rg0-2" not in world.pods
+
+
+def test_who_was_leaving_still_leaves_when_the_operator_is_started_again() -> None:
+    world = World(job(3))
+    world.settle(3)
+    world.noticed = False
+    world.lost.add("j-rg1-0")  # a suspect leaves before others
+    world.look()
+    world.body["spec"]["replicaGroups"] = {"desired": 2}
+    world.look()
+    restarted(world)
+    world.lost.clear()  # it could be reached again
+    world.settle(6)
+    assert sorted(world.running()) == ["j-rg0-0", "j-rg2-0"]
+
+
+def test_groups_that_fail_again_and_again_on_a_node_start_on_others() -> None:
+    world = World(job(3))
+    world.settle(3)
+    for attempt in range(3):
+        name = f"j-rg1-{attempt}"
+        world.pods[name]["spec"]["nodeName"] = "bad"
+        world.exit(name, 137)
+        restarted(world)
+        world.settle(3)
+    terms = world.pods["j-rg1-3"]["spec"]["affinity"]["nodeAffinity"][crd.PREFERRED]
+    assert terms[0]["preference"]["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["bad"]}]
+    assert "affinity" not in world.pods["j-rg1-2"]["spec"]
+
+
+def test_a_node_is_not_blamed_for_groups_that_were_asked_to_end() -> None:
+    world = World(job(3))
+    world.settle(3)
+    for attempt in range(4):
+        world.exit(f"j-rg1-{attempt}", 143 if attempt % 2 else 75)
+        world.settle(3)
+    assert world.memory.node_failures == []
+
+
+def test_a_job_that_is_over_says_how_many_groups_finished_also_when_their_pods_are_gone() -> None:
+    world = World(job(2))
+    world.settle(3)
+    for name in list(world.pods):
+        world.exit(name, 0)
+    world.look()
+    status: dict[str, Any] = {}
+    for _ in range(2):
+        seen = world.seen()
+        groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
+        status = status_of(world.wanted, seen, world.memory, groups, "", 0, status)
+        assert (status["phase"], status["groupsReady"], status["replicas"]) == ("Complete", "2/2", 0)
+        world.memory = Memory.of(status)
+        world.pods.clear()

@@ -14,6 +14,7 @@ GROUP, VERSION = JOBS.version.split("/")
 # A pod's name is its host name, of at most 63 letters: "-rg99999-99999-999" is added to the job's.
 LONGEST_NAME = 44
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 # What the operator gives every group's process itself.
 _OURS = (
     "--groups",
@@ -116,8 +117,9 @@ def container(template: Object) -> Object:
 def _check_forms(template: Any) -> None:
     """The definition lets anything through as a template, and the operator adds to these."""
     first = [f"spec.containers.0.{key}" for key in ("env", "volumeMounts", "command")]
-    mappings = ("", "metadata", "metadata.labels", "spec")
-    for path in (*mappings, "spec.containers", "spec.tolerations", "spec.volumes", *first):
+    mappings = ("", "metadata", "metadata.labels", "spec", "spec.affinity", "spec.affinity.nodeAffinity")
+    preferred = f"spec.affinity.nodeAffinity.{PREFERRED}"
+    for path in (*mappings, "spec.containers", "spec.tolerations", "spec.volumes", preferred, *first):
         found = template
         for key in filter(None, path.split(".")):
             found = None if not found else found[0] if key == "0" else found.get(key)

@@ -44,6 +44,14 @@ _STEP_SECONDS = 10.0
 # What a job at rest is looked at again for: a change that was missed.
 _RESYNC = 300.0
 
+# Since when `time.monotonic` has counted.
+_BEGAN = time.time() - time.monotonic()
+
+
+def clock() -> float:
+    """Of the unix epoch, so that its times mean the same to the next operator; never set back while this one lives."""
+    return _BEGAN + time.monotonic()
+
 
 class JobKeeper:
     """``run`` it as a task, ``wake`` it at every change of what it sees. ``see`` gives what the caches hold."""
@@ -108,7 +116,7 @@ class JobKeeper:
         memory = self._memory
         seen = self._see(self.name, job.uid)
         lighthouse = None if memory.outcome is not None else await self._ask(job, seen, memory)
-        moment = time.monotonic()
+        moment = clock()
         fewer = sum(lent_by(body).values())
         decision = decide(job, replace(seen, lighthouse=lighthouse), memory, moment, fewer)
         trouble = await self._carry_out(decision, job, body, memory)
@@ -191,7 +199,7 @@ class JobKeeper:
         if operation.attempt > past.attempt:
             memory.groups[operation.group] = Past(operation.attempt, past.failures)
             if operation.replaces:
-                memory.replacements.append(time.monotonic())
+                memory.replacements.append(clock())
                 memory.replaced += 1
 
     # --- the lighthouse --------------------------------------------------------------------------------------

@@ -99,8 +99,8 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
     world.complete()
     for action in planning.plan(spec, decision.observed, now):
         match action:
-            case planning.Start(group):
-                world.start(group)
+            case planning.Start(group, _, avoid):
+                world.start(group, avoid)
             case planning.Kill(group, reason):
                 world.kill(group, reason)
             case planning.Drain(group):
@@ -132,7 +132,7 @@ class _World:
         self._desired, self._address = desired, address
         self._found = attempts(seen.pods)
 
-    def start(self, group: int) -> None:
+    def start(self, group: int, avoid: tuple[str, ...]) -> None:
         memory, job = self._memory, self._job
         past = memory.groups[group]
         again = past.attempt >= 0
@@ -144,9 +144,10 @@ class _World:
         if left and not past.given_up:
             return  # the rest of a group of several pods: two lives of a group must not be
         if again:
-            why = f"group {group} is replaced: {_fate(past)}"
+            where = f" (not on {', '.join(avoid)} if there is room elsewhere)" if avoid else ""
+            why = f"group {group} is replaced{where}: {_fate(past)}"
             self._out.append(Tell("GroupReplaced", why, warning=True))
-        self._create(group, past.attempt + 1, range(job.nodes), again)
+        self._create(group, past.attempt + 1, range(job.nodes), again, avoid)
 
     def complete(self) -> None:
         """Make those pods of an attempt that could not be made with the others."""
@@ -208,9 +209,11 @@ class _World:
     def _cordoned(self, attempt: Attempt | None) -> bool:
         return attempt is not None and any(node in self._seen.cordoned for node in attempt.nodes)
 
-    def _create(self, group: int, attempt: int, nodes: list[int] | range, replaces: bool) -> None:
+    def _create(
+        self, group: int, attempt: int, nodes: list[int] | range, replaces: bool, avoid: tuple[str, ...] = ()
+    ) -> None:
         for node in nodes:
-            made = resources.pod(self._job, group, attempt, node, self._memory.run, self._desired, self._address)
+            made = resources.pod(self._job, group, attempt, node, self._memory.run, self._desired, self._address, avoid)
             self._out.append(Create(PODS, made, group, attempt, replaces and node == 0))
 
 
