@@ -221,7 +221,6 @@ BAD = [
     ({"replicaGroups": {"desired": 2, "min": 3}}, "min is 3"),
     ({"template": {"spec": {"containers": []}}}, "containers is empty"),
     (one(), "args"),
-    (one(args=["--groups=3", "x.py"]), "--groups=3"),
     (one(args="x.py"), "args"),
     (one(args=["x.py"], env=["A=1"]), "containers.0.env must be a list of mappings"),
     ({"template": {"spec": [1]}}, "spec.template.spec must be a mapping"),

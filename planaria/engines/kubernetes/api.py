@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Api:
 
     def __init__(self, access: Access) -> None:
         self.access = access
+        self._asking = asyncio.Lock()
         self._client = httpx2.AsyncClient(base_url=access.server, verify=access.context, timeout=_PATIENCE)
 
     async def close(self) -> None:
@@ -107,7 +109,7 @@ class Api:
             params["labelSelector"] = selector
         timeout = httpx2.Timeout(_PATIENCE, read=WATCH_SECONDS + _PATIENCE)
         request = self._client.build_request(
-            "GET", kind.path(namespace), params=params, headers=self._headers(), timeout=timeout
+            "GET", kind.path(namespace), params=params, headers=await self._headers(), timeout=timeout
         )
         try:
             answer = await self._client.send(request, stream=True)
@@ -130,7 +132,7 @@ class Api:
         params = {"follow": "true"}
         try:
             async with self._client.stream(
-                "GET", path, params=params, headers=self._headers(), timeout=timeout
+                "GET", path, params=params, headers=await self._headers(), timeout=timeout
             ) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
@@ -140,9 +142,11 @@ class Api:
         except httpx2.HTTPError as error:
             raise ApiError(0, "Unreachable", f"the log of {pod} broke off: {error!r}") from None
 
-    def _headers(self) -> dict[str, str]:
+    async def _headers(self) -> dict[str, str]:
+        """A plugin that is asked for a token may take its time: one call asks it, and nothing else waits but calls."""
         try:
-            return self.access.headers()
+            async with self._asking:
+                return await asyncio.to_thread(self.access.headers)
         except (OSError, UsageError) as error:
             raise ApiError(0, "NoToken", str(error)) from None
 
@@ -154,7 +158,7 @@ class Api:
         content: str = "application/json",
         params: Mapping[str, str] | None = None,
     ) -> Object:
-        headers = {"Accept": "application/json", "Content-Type": content, **self._headers()}
+        headers = {"Accept": "application/json", "Content-Type": content, **await self._headers()}
         data = None if body is None else json.dumps(body)
         try:
             answer = await self._client.request(method, path, content=data, headers=headers, params=params)

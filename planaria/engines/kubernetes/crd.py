@@ -15,26 +15,6 @@ GROUP, VERSION = JOBS.version.split("/")
 LONGEST_NAME = 44
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-# What the operator gives every group's process itself.
-_OURS = (
-    "--groups",
-    "--first-group",
-    "--local-groups",
-    "--lighthouse",
-    "--job",
-    "--placed",
-    "--host",
-    "--log-dir",
-    "--shards",
-    "--min-groups",
-    "--nproc-per-group",
-    "--nnodes",
-    "--node-rank",
-    "--group-addr",
-    "--credentials",
-    "--engine",
-    "--http",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +85,11 @@ def read(job: Object) -> Wanted:
     return wanted
 
 
+def args_of(job: Wanted) -> list[str]:
+    """What follows ``planaria run`` in its pods. Whoever has a command line at hand checks them."""
+    return list(container(job.template)["args"])
+
+
 def container(template: Object) -> Object:
     """The one that trains. UsageError if there is none."""
     containers = (template.get("spec") or {}).get("containers") or []
@@ -154,11 +139,6 @@ def _check(job: Wanted) -> None:
         raise UsageError(
             "spec.template.spec.containers[0].args: the script and its arguments must be there, as strings"
         )
-    for arg in args:
-        if not arg.startswith("-"):
-            break
-        if arg.split("=")[0].replace("_", "-") in _OURS:
-            raise UsageError(f"spec.template.spec.containers[0].args: {arg} is what the operator says itself")
     if (job.template.get("spec") or {}).get("restartPolicy", "Never") != "Never":
         raise UsageError("spec.template.spec.restartPolicy: leave it out; pods of groups are replaced, not restarted")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -54,13 +54,22 @@ def clock() -> float:
 
 
 class JobKeeper:
-    """``run`` it as a task, ``wake`` it at every change of what it sees. ``see`` gives what the caches hold."""
+    """``run`` it as a task, ``wake`` it at every change of what it sees. ``see`` gives what the caches hold, ``check``
+    raises UsageError for what pods would not be able to do with such arguments."""
 
     def __init__(
-        self, api: Api, jobs: Cache, pods: Cache, namespace: str, name: str, see: Callable[[str, str], Seen]
+        self,
+        api: Api,
+        jobs: Cache,
+        pods: Cache,
+        namespace: str,
+        name: str,
+        see: Callable[[str, str], Seen],
+        check: Callable[[Sequence[str]], None],
     ) -> None:
         self.name = name
         self._api, self._jobs, self._pods, self._namespace, self._see = api, jobs, pods, namespace, see
+        self._check = check
         self._memory: Memory | None = None
         self._uid = ""
         self._status: Object = {}  # as written last
@@ -109,6 +118,7 @@ class JobKeeper:
             self._memory = Memory.of(self._status)
         try:
             job = crd.read(body)
+            self._check(crd.args_of(job))
         except UsageError as error:
             await self._tell(Tell("InvalidSpec", str(error), warning=True), body)
             await self._write(invalid(int(body["metadata"].get("generation", 1)), str(error), self._status))

@@ -12,6 +12,7 @@ import math
 import socket
 import time
 import uuid
+from collections.abc import Callable, Sequence
 
 from planaria.engines.kubernetes.access import Access
 from planaria.engines.kubernetes.api import LEASES, Api, ApiError, Object
@@ -111,14 +112,16 @@ class Leader:
         return moment - self._seen[1] > length
 
 
-async def operate(access: Access, namespace: str, nodes: bool, seconds: float) -> None:
+async def operate(
+    access: Access, namespace: str, nodes: bool, seconds: float, check: Callable[[Sequence[str]], None]
+) -> None:
     """Until cancelled: stand by, work, stand by again if the Lease is lost."""
     api = Api(access)
     leader = Leader(api, namespace, seconds)
     try:
         while True:
             await leader.acquire()
-            work = asyncio.ensure_future(Controller(api, namespace, nodes).run())
+            work = asyncio.ensure_future(Controller(api, namespace, nodes, check).run())
             keep = asyncio.ensure_future(leader.keep())
             try:
                 await asyncio.wait({work, keep}, return_when=asyncio.FIRST_COMPLETED)
