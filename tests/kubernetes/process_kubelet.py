@@ -20,7 +20,7 @@ import re
 import signal
 import subprocess
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Kubelet:
     def __init__(self, access: Access, authority: Path, directory: Path) -> None:
         self._access, self._authority, self._directory = access, authority, directory
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(200))  # every process is waited for by one
         self._thread = threading.Thread(target=self._loop.run_forever, name="kubelet")
         self._nodes: dict[str, bool] = {}  # by name: whether it lives
         self._pods: dict[str, _Pod] = {}  # by uid

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, NODES, PODS
+from planaria.engines.kubernetes.api import JOBS, LEASES, NODES, PODS
 from tests.kubernetes.cluster import PATIENCE, ROOT, STEPS, TRAIN, Space
 
 pytestmark = pytest.mark.k8s
@@ -60,10 +60,8 @@ def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> 
     status = space.at_work("train", 4, status["step"])
 
     # Both lighthouses, one after the other, as any Deployment is rolled.
-    note = {"planaria-test/restarted": "1"}
-    change = {"spec": {"template": {"metadata": {"annotations": note}}}}
     before = {p["metadata"]["uid"] for p in space.pods("planaria.dev/role=lighthouse")}
-    cluster.merge(DEPLOYMENTS.path(space.name, "train-lighthouse"), change)
+    space.change("train", {"lighthouse": {"leaseSeconds": 6}})
     space.until(
         lambda: not before & {p["metadata"]["uid"] for p in space.pods("planaria.dev/role=lighthouse")},
         "new lighthouses",

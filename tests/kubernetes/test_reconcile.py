@@ -12,13 +12,27 @@ from hypothesis import strategies as st
 
 from planaria.engines.kubernetes import crd
 from planaria.engines.kubernetes.observe import Memory
-from planaria.engines.kubernetes.reconcile import Create, Delete, Evict, Tell, decide
+from planaria.engines.kubernetes.reconcile import Create, Delete, Evict, Patch, Tell, decide
 from planaria.engines.kubernetes.resources import lighthouse, pod
 from planaria.engines.kubernetes.status import MOST_GROUPS, invalid, same, status_of
 from planaria.errors import UsageError
 from tests.kubernetes.world import World, job
 
-KINDS = ["exit", "leave", "kill", "lose", "delete", "scale", "silent", "heard", "run", "wait", "restart"]
+KINDS = [
+    "exit",
+    "leave",
+    "kill",
+    "lose",
+    "delete",
+    "scale",
+    "silent",
+    "heard",
+    "run",
+    "wait",
+    "restart",
+    "refuse",
+    "accept",
+]
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(KINDS),
@@ -55,6 +69,10 @@ def happen(world: World, what: str, number: int) -> None:
             world.answers = False
         case "heard":
             world.answers = True
+        case "refuse":
+            world.refuses = True
+        case "accept":
+            world.refuses = False
         case "run":
             world.run()
         case "wait":
@@ -65,6 +83,8 @@ def happen(world: World, what: str, number: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(EVENTS)
+@example([("run", 0), ("run", 0), ("refuse", 0), ("scale", 0), ("wait", 0)])  # who leaves cannot be told at once
+@example([("refuse", 0), ("run", 0)])  # the first attempt at a group cannot be made at once
 @example([("run", 0), ("run", 0), ("lose", 0), ("scale", 0)])  # who stays is lost, and its node with it
 @example([("run", 0), ("run", 0), ("lose", 1), ("scale", 0)])  # who leaves
 def test_never_two_lives_and_in_the_end_as_many_as_wanted(events: list[tuple[str, int]]) -> None:
@@ -73,7 +93,7 @@ def test_never_two_lives_and_in_the_end_as_many_as_wanted(events: list[tuple[str
         world.look()
         happen(world, what, number)
         assert all(len(set(lives)) == 1 for lives in world.living().values()), world.living()
-    world.answers = True
+    world.answers, world.refuses = True, False
     world.settle()
     if not world.running():  # whoever alone holds the state is waited for until somebody removes its node
         world.pods = {name: pod for name, pod in world.pods.items() if name not in world.lost}
@@ -354,3 +374,18 @@ def test_a_job_that_is_over_says_how_many_groups_finished_also_when_their_pods_a
         assert (status["phase"], status["groupsReady"], status["replicas"]) == ("Complete", "2/2", 0)
         world.memory = Memory.of(status)
         world.pods.clear()
+
+
+def test_a_lighthouse_that_is_to_be_another_keeps_all_else_that_it_has() -> None:
+    """A merge replaces lists."""
+    world = World(job(2))
+    world.settle(3)
+    assert world.deployment is not None
+    before = world.deployment["spec"]["template"]["spec"]["containers"][0]
+    world.body["spec"]["lighthouse"] = {"image": "newer", "leaseSeconds": 20}
+    (patch,) = [o for o in world.look().operations if isinstance(o, Patch)]
+    (after,) = patch.body["spec"]["template"]["spec"]["containers"]
+    assert after["image"] == "newer" and "20" in after["args"]
+    assert {key: after[key] for key in after if key not in ("image", "args")} == {
+        key: before[key] for key in before if key not in ("image", "args")
+    }

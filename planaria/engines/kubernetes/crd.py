@@ -14,6 +14,8 @@ GROUP, VERSION = JOBS.version.split("/")
 # A pod's name is its host name, of at most 63 letters: "-rg99999-99999-999" is added to the job's.
 LONGEST_NAME = 44
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+# Of lighthouses. Training does without a leader, and an API server under load is slower than other stores.
+LEASE_SECONDS = 10
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -35,6 +37,7 @@ class Wanted:
     backoff: float
     credentials: str
     lighthouses: int
+    lease: float
     lighthouse_image: str
     shrinks: bool
     template: Object
@@ -75,6 +78,7 @@ def read(job: Object) -> Wanted:
             backoff=float(spec.get("restartBackoffSeconds", 1)),
             credentials=str(spec.get("credentialsSecret", "planaria-credentials")),
             lighthouses=int(lighthouse.get("replicas", 2)),
+            lease=float(lighthouse.get("leaseSeconds", LEASE_SECONDS)),
             lighthouse_image=str(lighthouse.get("image") or container(template).get("image", "")),
             shrinks=bool(spec.get("shrinkLowerPriority", True)),
             template=template,
@@ -232,6 +236,12 @@ def _schema() -> Object:
                 "default": {},
                 "properties": {
                     "replicas": _integer(1, 2, "One leads, the others stand by."),
+                    "leaseSeconds": {"type": "number", "minimum": 2}
+                    | _more(
+                        LEASE_SECONDS,
+                        "After so long another one leads; an API server that takes a quarter of it "
+                        "to answer is no trouble.",
+                    ),
                     "image": {"type": "string", "description": "Default: that of the first container."},
                 },
             },

@@ -39,8 +39,10 @@ _POLL = 1.0
 _ASK_SECONDS = 2.0
 # Between attempts at what the API server refuses: a quota may take people to change.
 _PAUSE = (0.5, 30.0)
-# Steps change all the time, and nobody reads them more often.
+# Steps change all the time, and nobody reads them more often. Of many jobs all together are written no more often than
+# this, which is nothing to an API server.
 _STEP_SECONDS = 10.0
+_STEPS_A_SECOND = 2.0
 # What a job at rest is looked at again for: a change that was missed.
 _RESYNC = 300.0
 
@@ -242,7 +244,8 @@ class JobKeeper:
         moment = time.monotonic()
         if same(status, self._status):
             old = status.get("step") == self._status.get("step")
-            if old or (moment < self._written + _STEP_SECONDS):
+            pause = max(_STEP_SECONDS, len(self._jobs.objects) / _STEPS_A_SECOND)
+            if old or moment < self._written + pause:
                 return
         gone = {key: None for key in self._status if key not in status}
         await self._api.patch(JOBS, self._namespace, self.name, {"status": {**gone, **status}}, "status")

@@ -151,9 +151,12 @@ def observe(spec: PlanSpec, nodes: int, seen: Seen, memory: Memory, now: float) 
         memory.committed = memory.committed or memory.step > 0
     found = attempts(seen.pods)
     groups = []
-    for group in sorted({*found, *memory.groups}):
+    for group in sorted({*found, *(number for number, past in memory.groups.items() if past.attempt >= 0)}):
         past, newest = memory.groups[group], found[group][-1] if found.get(group) else None
         if newest is not None and newest.number > past.attempt:
+            if past.attempt >= 0:  # it was made, and nobody could tell us
+                memory.replacements.append(now)
+                memory.replaced += 1
             memory.groups[group] = past = Past(newest.number, past.failures)
         if newest is not None and newest.number < past.attempt:
             newest = None  # the pods of the newest attempt are not there yet, or not any more

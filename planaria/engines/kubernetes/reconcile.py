@@ -110,6 +110,7 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
                 told = ("Complete", False) if code == 0 else ("Failed", True)
                 decision.operations.append(Tell(told[0], reason, told[1]))
                 return decision
+    world.leave(decision.observed)
     world.leave_cordoned(decision.observed)
     world.forget(decision.observed)
     if (status := seen.lighthouse) is not None and status.quorum is not None and not status.complete:
@@ -189,6 +190,11 @@ class _World:
             self._out.append(Tell("GroupLeaves", f"group {group} leaves: {self._desired} groups are wanted"))
         self._out += _deleted(pods)
 
+    def leave(self, observed: Observed) -> None:
+        """Ask those again that were to leave and could not be told."""
+        for g in observed.having(GroupState.DRAINING):
+            self._out += _deleted([pod for attempt in self._found.get(g.group, []) for pod in attempt.pods])
+
     def leave_cordoned(self, observed: Observed) -> None:
         """One group at a time leaves a node that takes no new pods, if others hold the state. It starts elsewhere."""
         running = observed.having(GroupState.RUNNING)
@@ -227,13 +233,19 @@ def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
     if seen.deployment is None:
         made += [Create(LEASES, resources.lease(job)), Create(DEPLOYMENTS, resources.lighthouse(job))]
         return made
-    there = seen.deployment["spec"]
-    containers = there["template"]["spec"]["containers"]
-    if (there.get("replicas"), containers[0]["image"]) != (job.lighthouses, job.lighthouse_image):
-        named = [{"name": containers[0]["name"], "image": job.lighthouse_image}]
-        spec = {"replicas": job.lighthouses, "template": {"spec": {"containers": named}}}
+    there, wanted = seen.deployment["spec"], resources.lighthouse(job)["spec"]
+    if _gist(there) != _gist(wanted):
+        # Of a list a merge leaves nothing that is not said again.
+        containers = {"spec": {"containers": wanted["template"]["spec"]["containers"]}}
+        spec = {"replicas": job.lighthouses, "template": containers}
         made.append(Patch(DEPLOYMENTS, resources.lighthouse_name(job), {"spec": spec}))
     return made
+
+
+def _gist(deployment: Object) -> tuple[object, ...]:
+    """What of it follows the job; servers add to the rest."""
+    container = deployment["template"]["spec"]["containers"][0]
+    return deployment.get("replicas"), *(container.get(key) for key in ("image", "command", "args"))
 
 
 def _suspended(seen: Seen, memory: Memory) -> list[Operation]:

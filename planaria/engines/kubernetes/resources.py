@@ -131,6 +131,7 @@ def lighthouse(job: Wanted) -> Object:
         "args": [
             *("--bind", here, "--advertise", here, "--credentials", _CREDENTIALS),
             *("--elector", f"kubernetes:{job.namespace}/{name}", "--elector-credentials", _API),
+            *("--lease", f"{job.lease:g}"),
         ],
         "env": [_pod_ip()],
         "ports": [{"name": "grpc", "containerPort": PORT}],
