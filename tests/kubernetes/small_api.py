@@ -22,7 +22,7 @@ class SmallApi:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object] = {}  # by (path of the kind, name)
         self._history: list[tuple[str, str, Object]] = []  # (kind, what, object); versions are its lengths
-        self._news = asyncio.Condition()
+        self._news = asyncio.Event()  # of the next change; another one after it
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -60,8 +60,8 @@ class SmallApi:
 
     async def _tell(self, kind: str, what: str, body: Object) -> Object:
         self._history.append((kind, what, json.loads(json.dumps(body))))
-        async with self._news:
-            self._news.notify_all()
+        self._news.set()
+        self._news = asyncio.Event()
         return body
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,16 +92,19 @@ class SmallApi:
 
     async def _watch(self, kind: str, asked: dict[str, str], writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
-        seen = int(asked["resourceVersion"])
-        while True:
+        seen, ends = int(asked["resourceVersion"]), asyncio.get_running_loop().time() + int(asked["timeoutSeconds"])
+        while (left := ends - asyncio.get_running_loop().time()) > 0:
             for of, what, body in self._history[seen:]:
                 if of == kind and _selected(body, asked.get("labelSelector", "")):
                     writer.write(json.dumps({"type": what, "object": body}).encode() + b"\n")
             seen = len(self._history)
             await writer.drain()
-            async with self._news:
-                while len(self._history) == seen:
-                    await self._news.wait()
+            if len(self._history) == seen:
+                try:
+                    async with asyncio.timeout(left):
+                        await self._news.wait()
+                except TimeoutError:
+                    return
 
     async def _answer(self, method: str, path: str, asked: dict[str, str], body: Object) -> tuple[int, Object]:
         found = _PATH.fullmatch(path)

@@ -77,9 +77,7 @@ class Place:
                 while not met():
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(
-                f"still waiting for {what}: {self.running()}, {self.proxy.faults}"
-            ) from None
+            raise AssertionError(f"still waiting for {what}: {[*self.server.objects]}, {self.proxy.faults}") from None
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +126,8 @@ async def test_whatever_fails_every_group_has_one_pod_and_each_end_leads_to_one_
 async def test_a_server_that_is_away_and_back_finds_the_operator_where_it_was() -> None:
     async with Place(1).operated(controlled) as place:
         await place.submit("j", 2)
-        await place.until(lambda: len(place.running("j")) == 2, "two groups")
+        phases = lambda: [group["phase"] for group in place.status("j").get("groups", ())]  # noqa: E731
+        await place.until(lambda: phases() == ["running", "running"], "two groups that the operator has seen")
         place.proxy.down = True
         await place.submit("k", 1)  # by somebody who can reach it
         await place.server.remove(PODS_PATH, "j-rg1-0")

@@ -389,3 +389,14 @@ def test_a_lighthouse_that_is_to_be_another_keeps_all_else_that_it_has() -> None
     assert {key: after[key] for key in after if key not in ("image", "args")} == {
         key: before[key] for key in before if key not in ("image", "args")
     }
+
+
+def test_a_pod_that_goes_before_anybody_has_seen_it_is_made_again() -> None:
+    world = World(job(2))
+    world.look()
+    world.look()
+    del world.pods["j-rg1-0"]
+    world.settle(4)
+    assert "j-rg1-1" not in world.pods, "it may only not be told yet"
+    world.settle(6)
+    assert "j-rg1-1" in world.pods

@@ -60,7 +60,7 @@ class World:
                     elif kind is DEPLOYMENTS:
                         self.deployment = body
                     if group >= 0 and attempt > self.memory.groups[group].attempt:
-                        self.memory.groups[group] = Past(attempt, self.memory.groups[group].failures)
+                        self.memory.groups[group] = Past(attempt, self.memory.groups[group].failures, made=self.now)
                         if replaces:
                             self.memory.replacements.append(self.now)
                 case Delete(kind, body, _) if kind is PODS:

@@ -102,9 +102,8 @@ class Controller:
 
     def _see(self, job: str, uid: str) -> Seen:
         def ours(cache: Cache) -> list[Object]:
-            found = [o for o in cache.objects.values() if (o["metadata"].get("labels") or {}).get(JOB) == job]
             # Of a job of this name that was deleted something may be left; pods of lighthouses are a ReplicaSet's.
-            return [o for o in found if _kin(o) in ("ReplicaSet", uid)]
+            return [o for o in cache.of(job) if _kin(o) in ("ReplicaSet", uid)]
 
         return Seen(
             pods=tuple(ours(self._pods)),

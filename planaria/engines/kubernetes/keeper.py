@@ -91,8 +91,9 @@ class JobKeeper:
             while True:
                 self._news.clear()
                 wait = await self._look()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), wait)
+                with suppress(TimeoutError):  # wait_for may take a cancellation for its own, and this would go on
+                    async with asyncio.timeout(wait):
+                        await self._news.wait()
                 # What one change brings with it comes within milliseconds: one look for all of it.
                 await asyncio.sleep(0.02)
         finally:
@@ -209,7 +210,7 @@ class JobKeeper:
         self._pods.put(made)
         past = memory.groups[operation.group]
         if operation.attempt > past.attempt:
-            memory.groups[operation.group] = Past(operation.attempt, past.failures)
+            memory.groups[operation.group] = Past(operation.attempt, past.failures, made=clock())
             if operation.replaces:
                 memory.replacements.append(clock())
                 memory.replaced += 1

@@ -62,6 +62,8 @@ class Attempt:
         return [pod for pod in self.pods if pod.get("status", {}).get("phase") in ("Succeeded", "Failed")]
 
 
+# A list that was asked for before a pod was made may be answered after it.
+_APPEARS = 30.0  # seconds
 # Of a `Past`, in a job's status.
 _MARKS = ("met", "settled", "given_up", "leaves", "counted")
 
@@ -80,6 +82,7 @@ class Past:
     given_up: bool = False  # the lighthouse was told that it is dead
     leaves: bool = False  # for good
     whole: bool = False  # all pods of the newest attempt were seen
+    made: float = 0.0  # when its pods were, if by this operator
     counted: bool = False  # its end is among the failures already
 
     def marks(self) -> list[str]:
@@ -199,7 +202,7 @@ def _look(
 ) -> None:
     """Whether the newest attempt of a group has ended, or is suspected."""
     if newest is None:
-        if past.whole:  # else they have just been made
+        if past.whole or now > past.made + _APPEARS:  # else they have just been made
             past.fate, past.died = (GroupState.DEAD, None, "its pod is gone"), now
         return
     if told is not None and told.connected and _runs(newest):
