@@ -35,9 +35,10 @@ $(TITAN)/.made: pyproject.toml constraints.txt tests/titan/constraints.txt
 test-titan: $(TITAN)/.made
 	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest tests/titan
 
-# On a Slurm of its own, of three nodes on this machine (apt-get install slurm-wlm munge; as root). Skipped without.
+# On a Slurm of its own, of three nodes on this machine; as root. Where Slurm is not installed, Debian's packages are
+# unpacked into ~/.cache, once; where that cannot be, tests are skipped.
 test-slurm: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slurm -m slurm -rs
+	OMP_NUM_THREADS=1 PLANARIA_FETCH_SLURM=1 $(BIN)/python -m pytest tests/slurm -m slurm -rs
 
 # A control plane is built from Debian's source package, once and into ~/.cache; where that cannot be, tests are skipped.
 test-k8s: env

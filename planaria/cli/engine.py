@@ -19,7 +19,7 @@ _MODULES = {
     "slurm": "planaria.cli.slurm",
 }
 # What only one engine understands, by the name of the parameter of ``planaria run``.
-_OF_ENGINE = {
+OF_ENGINE = {
     "sbatch": ("slurm",),
     "single_allocation": ("slurm",),
     "dry_run": ("slurm", "k8s"),
@@ -34,7 +34,7 @@ def check(engine: str, ctx: typer.Context) -> None:
     """UsageError for an engine that there is not, and for what another one would understand."""
     if engine != LOCAL and engine not in _MODULES:
         raise UsageError(f"--engine {engine}: unknown; known engines: {', '.join((LOCAL, *_MODULES))}")
-    for name, engines in _OF_ENGINE.items():
+    for name, engines in OF_ENGINE.items():
         if engine not in engines and _given(ctx, name):
             raise UsageError(f"--{name.replace('_', '-')}: only --engine {' and '.join(engines)} knows it")
     for name in _PLACES if engine != LOCAL else ():
@@ -54,7 +54,7 @@ def words_of(ctx: typer.Context, besides: Collection[str]) -> list[str]:
     words: list[str] = []
     for param in ctx.command.params:
         name = param.name or ""
-        left_out = name in ("engine", *_OF_ENGINE) or name in besides
+        left_out = name in ("engine", *OF_ENGINE) or name in besides
         if left_out or param.param_type_name != "option" or not _given(ctx, name):
             continue
         option = next(word for word in param.opts if word.startswith("--"))

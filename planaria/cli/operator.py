@@ -12,6 +12,7 @@ import typer
 
 from planaria.cli.certs import CredentialsOption, TokenOption
 from planaria.cli.options import LogFormatOption
+from planaria.cli.pod_args import check
 from planaria.errors import UsageError
 from planaria.logs import LogFormat, configure
 
@@ -44,7 +45,7 @@ def operator(
     access = find_access(kubeconfig)
 
     async def main() -> None:
-        task = asyncio.ensure_future(operate(access, namespace or access.namespace, nodes, lease))
+        task = asyncio.ensure_future(operate(access, namespace or access.namespace, nodes, lease, check))
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
         try:

@@ -36,7 +36,7 @@ DELETE_AGAIN_SECONDS = 60.0
 # What the scheduler or the lighthouse could not do now is tried again after this long: a few heartbeats.
 RETRY_SECONDS = 3.0
 # Ends that somebody asked for: 128 + SIGINT, 128 + SIGTERM, and SIGTERM before anybody could handle it.
-_ASKED = frozenset({EXIT_INTERRUPTED, 143, -15})
+ASKED = frozenset({EXIT_INTERRUPTED, 143, -15})
 _ALIVE = (GroupState.PENDING, GroupState.RUNNING, GroupState.DRAINING)
 
 
@@ -98,7 +98,7 @@ class Life:
     suspected_since: float | None = None
     stale: str = ""  # the agent of the life before: what the lighthouse says of that one is not about this
     left_at: int = -1  # the newest step of the job when it left in peace before the last one
-    counted: bool = False  # it was drained, and that was looked at
+    counted: bool = False  # that it leaves, or has left, has nothing to say any more about how many are wanted
 
 
 @dataclass(slots=True)
@@ -176,10 +176,9 @@ class Keeper:
         self._said.pop(-1, None)
         if self._top_step() > self._newest_step:
             self._newest_step, self._progress_at = self._top_step(), self._now
-        spec = self._wanted(spec_of(self._status))
-        self._take(hosted, spec)
-        if (shortfall := spec.desired - self._places()) > 0:
-            spec = self._drained(spec, shortfall)
+        asked = spec_of(self._status)
+        self._take(hosted, asked)
+        spec = self._wanted(asked)
         observed = self._observed(spec)
         actions = planning.plan(spec, observed, self._now)
         outcome = next((action for action in actions if isinstance(action, (Finish, Suspend))), None)
@@ -210,9 +209,18 @@ class Keeper:
     # --- what is seen ----------------------------------------------------------------------------------------
 
     def _wanted(self, spec: PlanSpec) -> PlanSpec:
-        memory = self.memory
-        if spec.desired != memory.desired:  # a new wish counts as it stands
+        """Fewer by those whom an operator has drained since this many were asked for: they are not missed."""
+        memory, lives = self.memory, self.memory.lives.values()
+        if spec.desired != memory.desired:  # a new wish counts as it stands, whoever leaves because of an older one
+            leaving = (GroupState.DRAINING, GroupState.DRAINED)
+            for life in lives if memory.desired else ():
+                life.counted = life.counted or life.state in leaving
             memory.desired, memory.fewer = spec.desired, 0
+        # As many as are missing now were drained; the others were too many, and are no reason to want fewer.
+        gone = [life for life in lives if life.state is GroupState.DRAINED and not life.counted]
+        for life in gone:
+            life.counted = True
+        memory.fewer += max(0, min(len(gone), spec.desired - memory.fewer - self._places()))
         return replace(spec, desired=max(1, spec.desired - memory.fewer))
 
     def _take(self, hosted: Sequence[Hosted], spec: PlanSpec) -> None:
@@ -283,7 +291,7 @@ class Keeper:
             life.state = GroupState.REFUSED
         else:
             lost = found is not None and found.lost
-            self._dead(life, lost, spec, blame=lost or life.exit_code not in _ASKED)
+            self._dead(life, lost, spec, blame=lost or life.exit_code not in ASKED)
         how = f"exit code {life.exit_code}" if life.exit_code is not None else "no exit code"
         text = f"group {group} (life {life.incarnation}) ended: {life.message or how}"
         self._note("exit" if life.exit_code == EXIT_OK else "lost", text, group)
@@ -302,15 +310,6 @@ class Keeper:
     def _places(self) -> int:
         over = (GroupState.FINISHED, GroupState.DRAINED)
         return sum(life.state not in over for life in self.memory.lives.values())
-
-    def _drained(self, spec: PlanSpec, shortfall: int) -> PlanSpec:
-        """Fewer groups have a place than are wanted: who left for good since that wish is not missed."""
-        gone = [life for life in self.memory.lives.values() if life.state is GroupState.DRAINED and not life.counted]
-        for life in gone:
-            life.counted = True
-        fewer = min(len(gone), shortfall)
-        self.memory.fewer += fewer
-        return replace(spec, desired=max(1, spec.desired - fewer))
 
     def _view(self, group: int, life: Life) -> GroupStatus | None:
         """What the lighthouse says of this very life."""

@@ -37,6 +37,7 @@ from planaria.core.told import Told
 from planaria.errors import UsageError
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
+from planaria.wire import control_pb2 as pb
 from planaria.wire.channel import split_address, split_addresses
 from planaria.wire.control_pb2_grpc import LighthouseServicer, add_LighthouseServicer_to_server
 
@@ -332,3 +333,23 @@ async def test_own_lighthouse_serves_pages_at_the_same_port(tmp_path: Path) -> N
         writer.close()
     finally:
         await lighthouse.stop()
+
+
+async def test_whoever_leaves_is_content_with_a_lighthouse_that_knows_of_no_job() -> None:
+    """Behind an address of several it may be one that stands by."""
+
+    class StandsBy(LighthouseServicer):
+        async def Status(self, request: Any, context: Any) -> Any:
+            return pb.StatusReply()
+
+    server = grpc.aio.server()
+    add_LighthouseServicer_to_server(StandsBy(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = Link(
+        lambda: Hello("agent", "here", JobSpec("job", 1)), tuple, lambda _: None, lambda *_: None, lambda _: None
+    )
+    link.address, link._outbox = f"127.0.0.1:{port}", asyncio.Queue()
+    link._gone.set()
+    assert await link.leave("job") == ()
+    await server.stop(None)

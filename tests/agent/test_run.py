@@ -281,6 +281,8 @@ def test_operators_verbs(start_run: StartRun) -> None:
         run.until(lambda: [e for e in run.events("exit") if e["group"] == 3 and e["data"]["state"] == "drained"])
         status = run.until(lambda: operator.status())
         assert {g.member.group for g in status.groups if g.state == "active"} == {0, 1}
+        operator.scale(3)
+        run.until(lambda: run.step_of(4) >= 1)
     run.interrupt()
     assert run.wait() == 130
     assert run.summary()["replacements"] == 1

@@ -20,7 +20,7 @@ import re
 import signal
 import subprocess
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Kubelet:
     def __init__(self, access: Access, authority: Path, directory: Path) -> None:
         self._access, self._authority, self._directory = access, authority, directory
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(200))  # every process is waited for by one
         self._thread = threading.Thread(target=self._loop.run_forever, name="kubelet")
         self._nodes: dict[str, bool] = {}  # by name: whether it lives
         self._pods: dict[str, _Pod] = {}  # by uid
@@ -75,16 +76,16 @@ class Kubelet:
 
         self._do(lose())
 
-    def lose_pod(self, name: str) -> None:
-        """As if the node of this pod alone were gone: nobody says what became of it."""
+    def recover(self, node: str) -> None:
+        """Its power is back: it says what became of its pods, and starts those again that are to be."""
 
-        async def lose() -> None:
+        async def recover() -> None:
+            self._nodes[node] = True
             for pod in self._pods.values():
-                if pod.name == name:
-                    pod.lost = True
-                    pod.kill(signal.SIGKILL)
+                if pod.node == node and pod.lost:
+                    self._keep(pod.recover())
 
-        self._do(lose())
+        self._do(recover())
 
     def process(self, pod: str) -> int:
         """The pid of a pod's process. LookupError if it does not run."""
@@ -250,6 +251,24 @@ class _Pod:
         asyncio.get_running_loop().call_later(grace, impatient)
         if self.process is None or self.ended:
             self._kubelet._keep(self._kubelet.remove(self._body))
+
+    async def recover(self) -> None:
+        self.lost = self.ready = False
+        try:
+            there = await self._kubelet.api.get(PODS, self.namespace, self.name)
+        except ApiError:
+            return  # nobody waits for news of it
+        if there["metadata"]["uid"] != self._body["metadata"]["uid"]:
+            return
+        if there["metadata"].get("deletionTimestamp"):
+            self.ended = True
+            await self._kubelet.remove(self._body)
+        elif self._body["spec"].get("restartPolicy", "Always") == "Never":
+            self.ended = True
+            over = {"exitCode": 137, "startedAt": _now(), "finishedAt": _now(), "reason": "Error"}
+            await self._report("Failed", {"terminated": over})
+        else:
+            await self.run()
 
     def output(self) -> str:
         log = self.directory / "log"

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, NODES, PODS
+from planaria.engines.kubernetes.api import JOBS, LEASES, NODES, PODS
 from tests.kubernetes.cluster import PATIENCE, ROOT, STEPS, TRAIN, Space
 
 pytestmark = pytest.mark.k8s
@@ -30,10 +30,10 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> None:
-    """A rank, a pod and a node are lost, the operator and the lighthouses are rolled, the job goes 3 -> 2 -> 4."""
+    """A rank, a pod and a node are lost, the operator and the lighthouses are rolled, the job goes 4 -> 2 -> 5."""
     cluster = space.cluster
-    space.job("train", groups=3)
-    status = space.at_work("train", 3)
+    space.job("train", groups=4)
+    status = space.at_work("train", 4)
 
     # A rank: its agent is faster than anybody could be from outside.
     pod = space.pod_of("train", 1)
@@ -41,13 +41,13 @@ def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> 
     agent = cluster.kubelet.process(pod["metadata"]["name"])
     os.kill(_rank_of(agent), signal.SIGKILL)
     space.until(lambda: "i1" in _lives(space, "train", 1), "a second life of group 1")
-    status = space.at_work("train", 3, status["step"])
+    status = space.at_work("train", 4, status["step"])
     assert status["replaced"] == 0
 
     # A pod, with its agent.
     os.kill(agent, signal.SIGKILL)
     space.until(lambda: space.status("train")["replaced"] == 1, "the replacement of group 1")
-    status = space.at_work("train", 3, status["step"])
+    status = space.at_work("train", 4, status["step"])
 
     # The operator is away, and a pod dies: the others train on, and the next operator finds it.
     space.operators[0].terminate()
@@ -57,35 +57,39 @@ def test_losses_and_changes_of_size_leave_no_trace(space: Space, quiet: str) -> 
     os.kill(cluster.kubelet.process(pod["metadata"]["name"]), signal.SIGKILL)
     space.operate()
     space.until(lambda: space.status("train")["replaced"] == 2, "the replacement of group 2")
-    status = space.at_work("train", 3, status["step"])
+    status = space.at_work("train", 4, status["step"])
 
     # Both lighthouses, one after the other, as any Deployment is rolled.
-    note = {"planaria-test/restarted": "1"}
-    change = {"spec": {"template": {"metadata": {"annotations": note}}}}
     before = {p["metadata"]["uid"] for p in space.pods("planaria.dev/role=lighthouse")}
-    cluster.merge(DEPLOYMENTS.path(space.name, "train-lighthouse"), change)
+    space.change("train", {"lighthouse": {"leaseSeconds": 6}})
     space.until(
         lambda: not before & {p["metadata"]["uid"] for p in space.pods("planaria.dev/role=lighthouse")},
         "new lighthouses",
     )
-    status = space.at_work("train", 3, status["step"])
+    status = space.at_work("train", 4, status["step"])
 
     # Fewer and more, by kubectl's own verb.
     _scale(space, "train", 2)
     status = space.at_work("train", 2, status["step"])
-    space.until(lambda: not space.pods("planaria.dev/job=train,planaria.dev/group=2"), "the third group to be gone")
-    _scale(space, "train", 4)
-    status = space.at_work("train", 4, status["step"])
+    space.until(lambda: not space.pods("planaria.dev/job=train,planaria.dev/group=3"), "the last group to be gone")
+    _scale(space, "train", 5)
+    status = space.at_work("train", 5, status["step"])
     assert status["replaced"] == 2
 
-    # A node, of which Kubernetes will know nothing for a long time.
-    victim = next(g for g in range(8, 0, -1) if space.pod_of("train", g) is not None)
-    pod = space.pod_of("train", victim)
-    assert pod is not None
-    cluster.kubelet.lose_pod(pod["metadata"]["name"])
-    space.until(lambda: space.status("train")["replaced"] == 3, "the replacement of what was on the lost node")
-    status = space.at_work("train", 4, status["step"])
-    assert space.events("GroupGivenUp")
+    # A node, with all that is there. Kubernetes takes a while to see it.
+    nodes = _nodes(space, "train")
+    node = min(set(nodes), key=nodes.count)
+    cluster.kubelet.lose(node)
+    try:
+        lost = nodes.count(node)
+        space.until(
+            lambda: space.status("train")["replaced"] == 2 + lost, "the replacement of what was on the lost node"
+        )
+        status = space.at_work("train", 5, status["step"])
+        assert space.events("GroupGivenUp")
+        assert node not in _nodes(space, "train")
+    finally:
+        cluster.kubelet.recover(node)
     space.release.touch()
     status = space.phase("train", "Complete")
     assert status["step"] == STEPS
@@ -137,6 +141,31 @@ def test_cordons_and_evictions_move_groups_and_a_suspended_job_goes_on_from_its_
     space.release.touch()
     space.phase("train", "Complete")
     assert space.digests("train") == {quiet}
+
+
+def test_an_urgent_job_takes_a_group_of_another_and_gives_it_back(space: Space, quiet: str) -> None:
+    """A group takes most of a node, and there are as many nodes as the first job has groups."""
+    cluster = space.cluster
+    urgent = {"metadata": {"name": "urgent"}, "value": 1000, "preemptionPolicy": "Never"}
+    cluster.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+    jobs = {}
+    for name, groups in (("modest", 3), ("urgent", 1)):
+        jobs[name] = space.job(name, groups=groups, submit=False)
+        template = jobs[name]["spec"]["template"]["spec"]
+        template["containers"][0]["resources"] = {"requests": {"cpu": "3"}}
+    template["priorityClassName"] = "urgent"
+    template["containers"][0]["args"] = ["--quiet", str(TRAIN), "--steps", str(STEPS)]
+    cluster.call("POST", JOBS.path(space.name), jobs["modest"])
+    status = space.at_work("modest", 3)
+    cluster.call("POST", JOBS.path(space.name), jobs["urgent"])
+    space.until(lambda: space.status("modest").get("lent") == 1, "a group that is lent")
+    status = space.at_work("modest", 2, status["step"])
+    space.phase("urgent", "Complete")
+    status = space.at_work("modest", 3, status["step"])
+    assert (status["lent"], status["replaced"]) == (0, 0)
+    space.release.touch()
+    space.phase("modest", "Complete")
+    assert space.digests("modest") == space.digests("urgent") == {quiet}
 
 
 def test_bad_jobs_say_what_is_wrong_and_stop(space: Space) -> None:
@@ -205,6 +234,12 @@ def test_submitting_from_the_command_line_ends_with_the_jobs_own_code(space: Spa
 def _scale(space: Space, name: str, groups: int) -> None:
     path = JOBS.path(space.name, name, "scale")
     space.cluster.merge(path, {"spec": {"replicas": groups}})
+
+
+def _nodes(space: Space, name: str) -> list[str]:
+    """Of every group that runs."""
+    pods = [space.pod_of(name, group) for group in range(9)]
+    return [pod["spec"]["nodeName"] for pod in pods if pod is not None]
 
 
 def _hard(space: Space) -> bool:

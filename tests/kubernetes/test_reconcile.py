@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,27 @@ from hypothesis import strategies as st
 
 from planaria.engines.kubernetes import crd
 from planaria.engines.kubernetes.observe import Memory
-from planaria.engines.kubernetes.reconcile import Create, Delete, Evict, Tell, decide
+from planaria.engines.kubernetes.reconcile import Create, Delete, Evict, Patch, Tell, decide
 from planaria.engines.kubernetes.resources import lighthouse, pod
 from planaria.engines.kubernetes.status import MOST_GROUPS, invalid, same, status_of
 from planaria.errors import UsageError
 from tests.kubernetes.world import World, job
 
-KINDS = ["exit", "leave", "kill", "lose", "delete", "scale", "silent", "heard", "run", "wait", "restart"]
+KINDS = [
+    "exit",
+    "leave",
+    "kill",
+    "lose",
+    "delete",
+    "scale",
+    "silent",
+    "heard",
+    "run",
+    "wait",
+    "restart",
+    "refuse",
+    "accept",
+]
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(KINDS),
@@ -25,6 +40,13 @@ EVENTS = st.lists(
     ),
     max_size=40,
 )
+
+
+def restarted(world: World) -> None:
+    """The operator is started again: it knows what the status says."""
+    seen = world.seen()
+    groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
+    world.memory = Memory.of(json.loads(json.dumps(status_of(world.wanted, seen, world.memory, groups, "", 0, {}))))
 
 
 def happen(world: World, what: str, number: int) -> None:
@@ -47,18 +69,22 @@ def happen(world: World, what: str, number: int) -> None:
             world.answers = False
         case "heard":
             world.answers = True
+        case "refuse":
+            world.refuses = True
+        case "accept":
+            world.refuses = False
         case "run":
             world.run()
         case "wait":
             world.now += number
         case "restart":  # of the operator: it knows what the status says
-            seen = world.seen()
-            groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
-            world.memory = Memory.of(status_of(world.wanted, seen, world.memory, groups, "", 0, {}))
+            restarted(world)
 
 
 @settings(max_examples=60, deadline=None)
 @given(EVENTS)
+@example([("run", 0), ("run", 0), ("refuse", 0), ("scale", 0), ("wait", 0)])  # who leaves cannot be told at once
+@example([("refuse", 0), ("run", 0)])  # the first attempt at a group cannot be made at once
 @example([("run", 0), ("run", 0), ("lose", 0), ("scale", 0)])  # who stays is lost, and its node with it
 @example([("run", 0), ("run", 0), ("lose", 1), ("scale", 0)])  # who leaves
 def test_never_two_lives_and_in_the_end_as_many_as_wanted(events: list[tuple[str, int]]) -> None:
@@ -67,7 +93,7 @@ def test_never_two_lives_and_in_the_end_as_many_as_wanted(events: list[tuple[str
         world.look()
         happen(world, what, number)
         assert all(len(set(lives)) == 1 for lives in world.living().values()), world.living()
-    world.answers = True
+    world.answers, world.refuses = True, False
     world.settle()
     if not world.running():  # whoever alone holds the state is waited for until somebody removes its node
         world.pods = {name: pod for name, pod in world.pods.items() if name not in world.lost}
@@ -215,7 +241,6 @@ BAD = [
     ({"replicaGroups": {"desired": 2, "min": 3}}, "min is 3"),
     ({"template": {"spec": {"containers": []}}}, "containers is empty"),
     (one(), "args"),
-    (one(args=["--groups=3", "x.py"]), "--groups=3"),
     (one(args="x.py"), "args"),
     (one(args=["x.py"], env=["A=1"]), "containers.0.env must be a list of mappings"),
     ({"template": {"spec": [1]}}, "spec.template.spec must be a mapping"),
@@ -251,3 +276,127 @@ def test_pods_say_what_a_group_is_and_take_no_rights() -> None:
     assert "--placed" in command and made["spec"]["automountServiceAccountToken"] is False
     context = lighthouse(crd.read(job(3)))["spec"]["template"]["spec"]["containers"][0]["securityContext"]
     assert context["runAsNonRoot"] and context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_an_operator_that_is_started_again_knows_whom_the_lighthouse_has_met() -> None:
+    """So that a node that was lost meanwhile need not be given up by Kubernetes first."""
+    world = World(job(3))
+    world.settle(3)
+    restarted(world)
+    world.noticed = False
+    world.lost.add("j-rg1-0")
+    for _ in range(6):
+        world.look()
+        world.now += 2.0
+    assert "j-rg1-1" in world.pods
+
+
+def test_an_operator_that_is_started_again_counts_no_end_twice_and_keeps_to_the_budget() -> None:
+    world = World(job(2, maxReplacements=3, restartBackoffSeconds=30))
+    world.settle(3)
+    for attempt in range(2):
+        world.exit(f"j-rg1-{attempt}", 1)
+        for _ in range(5):
+            world.look()
+            restarted(world)
+            world.now += 5.0
+            world.run()
+        failures = world.memory.groups[1].failures
+    assert failures == 0, "it had held the state"
+    assert len(world.memory.replacements) == 2
+    world.exit("j-rg1-2", 1)
+    world.settle(2)
+    world.exit("j-rg1-3", 1)
+    world.settle(3)
+    assert "j-rg1-4" not in world.pods, "that would be the fourth within ten minutes"
+
+
+def test_an_end_before_any_work_is_counted_once_however_often_the_operator_starts() -> None:
+    world = World(job(1, restartBackoffSeconds=300))
+    world.look()
+    for attempt in range(2):
+        world.look()
+        world.exit(f"j-rg0-{attempt}", 1)
+    for _ in range(4):
+        world.look()
+        restarted(world)
+    assert world.memory.groups[0].failures == 2 and "j-rg0-2" not in world.pods
+
+
+def test_who_was_leaving_still_leaves_when_the_operator_is_started_again() -> None:
+    world = World(job(3))
+    world.settle(3)
+    world.noticed = False
+    world.lost.add("j-rg1-0")  # a suspect leaves before others
+    world.look()
+    world.body["spec"]["replicaGroups"] = {"desired": 2}
+    world.look()
+    restarted(world)
+    world.lost.clear()  # it could be reached again
+    world.settle(6)
+    assert sorted(world.running()) == ["j-rg0-0", "j-rg2-0"]
+
+
+def test_groups_that_fail_again_and_again_on_a_node_start_on_others() -> None:
+    world = World(job(3))
+    world.settle(3)
+    for attempt in range(3):
+        name = f"j-rg1-{attempt}"
+        world.pods[name]["spec"]["nodeName"] = "bad"
+        world.exit(name, 137)
+        restarted(world)
+        world.settle(3)
+    terms = world.pods["j-rg1-3"]["spec"]["affinity"]["nodeAffinity"][crd.PREFERRED]
+    assert terms[0]["preference"]["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["bad"]}]
+    assert "affinity" not in world.pods["j-rg1-2"]["spec"]
+
+
+def test_a_node_is_not_blamed_for_groups_that_were_asked_to_end() -> None:
+    world = World(job(3))
+    world.settle(3)
+    for attempt in range(4):
+        world.exit(f"j-rg1-{attempt}", 143 if attempt % 2 else 75)
+        world.settle(3)
+    assert world.memory.node_failures == []
+
+
+def test_a_job_that_is_over_says_how_many_groups_finished_also_when_their_pods_are_gone() -> None:
+    world = World(job(2))
+    world.settle(3)
+    for name in list(world.pods):
+        world.exit(name, 0)
+    world.look()
+    status: dict[str, Any] = {}
+    for _ in range(2):
+        seen = world.seen()
+        groups = decide(world.wanted, seen, world.memory, world.now).observed.groups
+        status = status_of(world.wanted, seen, world.memory, groups, "", 0, status)
+        assert (status["phase"], status["groupsReady"], status["replicas"]) == ("Complete", "2/2", 0)
+        world.memory = Memory.of(status)
+        world.pods.clear()
+
+
+def test_a_lighthouse_that_is_to_be_another_keeps_all_else_that_it_has() -> None:
+    """A merge replaces lists."""
+    world = World(job(2))
+    world.settle(3)
+    assert world.deployment is not None
+    before = world.deployment["spec"]["template"]["spec"]["containers"][0]
+    world.body["spec"]["lighthouse"] = {"image": "newer", "leaseSeconds": 20}
+    (patch,) = [o for o in world.look().operations if isinstance(o, Patch)]
+    (after,) = patch.body["spec"]["template"]["spec"]["containers"]
+    assert after["image"] == "newer" and "20" in after["args"]
+    assert {key: after[key] for key in after if key not in ("image", "args")} == {
+        key: before[key] for key in before if key not in ("image", "args")
+    }
+
+
+def test_a_pod_that_goes_before_anybody_has_seen_it_is_made_again() -> None:
+    world = World(job(2))
+    world.look()
+    world.look()
+    del world.pods["j-rg1-0"]
+    world.settle(4)
+    assert "j-rg1-1" not in world.pods, "it may only not be told yet"
+    world.settle(6)
+    assert "j-rg1-1" in world.pods

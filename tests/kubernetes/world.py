@@ -34,6 +34,7 @@ class World:
     noticed: bool = False  # Kubernetes has seen which nodes are lost
     cordoned: frozenset[str] = frozenset()
     answers: bool = True
+    refuses: bool = False  # nothing can be made or deleted now: a quota, or a server in trouble
     told: int = 0  # groups that the lighthouse was told of last
     complete: bool = False
 
@@ -46,6 +47,8 @@ class World:
         before = decide(self.wanted, self.seen(), self.memory, self.now)
         for operation in before.operations:
             match operation:
+                case Create() | Delete() if self.refuses:
+                    pass
                 case Create(kind, body, group, attempt, replaces):
                     name = body["metadata"]["name"]
                     if kind is PODS and name not in self.pods:
@@ -57,7 +60,7 @@ class World:
                     elif kind is DEPLOYMENTS:
                         self.deployment = body
                     if group >= 0 and attempt > self.memory.groups[group].attempt:
-                        self.memory.groups[group] = Past(attempt, self.memory.groups[group].failures)
+                        self.memory.groups[group] = Past(attempt, self.memory.groups[group].failures, made=self.now)
                         if replaces:
                             self.memory.replacements.append(self.now)
                 case Delete(kind, body, _) if kind is PODS:

@@ -18,8 +18,12 @@ from functools import partial
 from pathlib import Path
 
 from planaria.agent.proc import die_with_parent
+from tools.slurm_daemons import root
 
-PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+# As installed, or else as make test-slurm has unpacked them beside what the machine has (tools/slurm_daemons.py).
+_UNPACKED = None if shutil.which("slurmctld", path=f"{os.environ.get('PATH', '')}:/usr/sbin") else root()
+PATH = os.environ.get("PATH", "") + "".join(f":{_UNPACKED or ''}{at}" for at in ("/usr/bin", "/usr/sbin", "/sbin"))
+_LIBRARIES = "usr/lib/x86_64-linux-gnu"
 NODES = ("n1", "n2", "n3")
 PATIENCE = 90.0
 
@@ -29,7 +33,7 @@ def missing() -> str:
     wanted = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
     lost = [name for name in wanted if shutil.which(name, path=PATH) is None]
     if lost:
-        return f"there is no {lost[0]} (apt-get install slurm-wlm munge)"
+        return f"there is no {lost[0]} (apt-get install slurm-wlm munge, or make test-slurm)"
     return "" if os.geteuid() == 0 else "the daemons of Slurm are started as root"
 
 
@@ -40,6 +44,13 @@ class Cluster:
         self.directory = directory
         self.conf = directory / "slurm.conf"
         self.env = os.environ | {"PATH": PATH, "SLURM_CONF": str(self.conf)}
+        if _UNPACKED is not None:
+            where = [
+                f"{_UNPACKED}/{_LIBRARIES}/slurm-wlm",
+                f"{_UNPACKED}/{_LIBRARIES}",
+                f"{_UNPACKED}/lib/x86_64-linux-gnu",
+            ]
+            self.env["LD_LIBRARY_PATH"] = os.pathsep.join([*where, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Cluster:
@@ -75,7 +86,8 @@ class Cluster:
         daemon.wait()
 
     def start_node(self, node: str) -> None:
-        self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
+        stepd = ("-d", f"{_UNPACKED}/usr/sbin/slurmstepd") if _UNPACKED is not None else ()
+        self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.conf), *stepd)
 
     def close(self) -> None:
         if "slurmctld" in self._daemons:
@@ -131,6 +143,9 @@ AccountingStorageType=accounting_storage/none
 PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=1-0 State=UP OverSubscribe=NO
 """
         )
+        if _UNPACKED is not None:
+            with self.conf.open("a") as conf:
+                conf.write(f"PluginDir={_UNPACKED}/{_LIBRARIES}/slurm-wlm\n")
         for name in ("state", *(f"spool-{node}" for node in NODES)):
             (base / name).mkdir()
         self._daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))

@@ -138,6 +138,14 @@ class World:
 
     # --- what happens ----------------------------------------------------------------------------------------
 
+    def scale(self, groups: int) -> None:
+        """As the lighthouse does it: who is too many is asked to leave at once, and whoever looks may see that later
+        than that it has left."""
+        self.desired = groups
+        working = sorted((x for x in self.lives if self.at_work(x) and not x.left), key=lambda x: x.group)
+        for life in working[groups:]:
+            life.left = True
+
     def at_work(self, life: Life) -> bool:
         return life.joined and life.state is HostState.RUNNING and not life.hung and not life.evicted
 
@@ -187,7 +195,7 @@ class World:
         elif kind == "there":
             self.away = ""
         elif kind == "scale":
-            self.desired = self.rng.randint(1, 5)
+            self.scale(self.rng.randint(1, 5))
         elif kind == "drain" and len(running) > 1 and self.desired > 1:
             self.rng.choice(running).left = True
         self.place()

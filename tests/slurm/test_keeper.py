@@ -163,6 +163,62 @@ async def test_who_was_drained_does_not_come_back_and_is_missed_only_when_somebo
     assert job.at_work() == [0, 1]
 
 
+@pytest.mark.parametrize("left_first", [True, False])
+async def test_who_left_because_fewer_were_wanted_is_replaced_when_more_are(left_first: bool) -> None:
+    """Whether the keeper sees that it leaves, or only that it has left."""
+    job = Job(4)
+    await job.quiet()
+    job.world.scale(2)
+    if left_first:
+        job.world.join()
+    await job.tick()
+    if not left_first:
+        job.world.join()
+        await job.tick()
+    assert job.at_work() == [0, 1]
+    job.world.scale(3)
+    await job.quiet()
+    assert job.at_work() == [0, 1, 3]
+
+
+async def test_a_wish_that_comes_while_somebody_leaves_because_of_the_last_one_counts_as_it_stands() -> None:
+    job = Job(4)
+    await job.quiet()
+    job.world.scale(1)
+    await job.tick()
+    job.world.scale(3)
+    await job.tick()
+    await job.quiet()
+    assert job.at_work() == [0, 3, 4]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_there_are_as_many_as_were_asked_for_last_but_for_who_was_drained_since(seed: int) -> None:
+    """Whenever the leaving ones leave, and whatever else is lost meanwhile."""
+    job = Job(seed, groups=4)
+    job.world.nodes = tuple(f"n{i}" for i in range(12))
+    await job.quiet()
+    rng, expected = job.world.rng, 4
+    for _ in range(30):
+        kind = rng.choice(("scale", "drain", "kill", "join", "look"))
+        victims = [life for life in job.world.lives if job.world.at_work(life) and not life.left]
+        if kind == "scale":
+            expected = rng.randint(1, 6)
+            job.world.scale(expected)
+        elif kind == "drain" and len(victims) == expected > 1:
+            rng.choice(victims).left = True
+            expected -= 1
+        elif kind == "kill" and len(victims) > 1:
+            job.world.end(rng.choice(victims), 137)
+        elif kind == "join":
+            job.world.place()
+            job.world.join()
+        job.world.now += 1.0
+        await job.tick()
+    await job.quiet()
+    assert len(job.at_work()) == expected
+
+
 async def test_a_keeper_without_memory_adopts_the_lives_that_there_are() -> None:
     job = Job(5)
     await job.quiet()

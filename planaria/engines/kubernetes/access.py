@@ -28,12 +28,13 @@ _PLUGIN_KEEPS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``headers`` is asked for every call: tokens are replaced while they are in use."""
+    """``headers`` is asked for every call: tokens are replaced while they are in use. ``slow``: it may take seconds."""
 
     server: str
     context: ssl.SSLContext | bool
     headers: Callable[[], dict[str, str]]
     namespace: str
+    slow: bool = False
 
 
 def find_access(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ) -> Access:
@@ -74,7 +75,7 @@ def _of_config(config: dict[str, Any], path: Path) -> Access:
     context: ssl.SSLContext | bool = server.startswith("https:")
     if context:
         context = _context(cluster, user, path.parent)
-    return Access(server, context, _headers(user, path.parent), current.get("namespace", "default"))
+    return Access(server, context, _headers(user, path.parent), current.get("namespace", "default"), "exec" in user)
 
 
 def _context(cluster: dict[str, Any], user: dict[str, Any], base: Path) -> ssl.SSLContext:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +66,12 @@ class Api:
 
     def __init__(self, access: Access) -> None:
         self.access = access
+        self._asking = ThreadPoolExecutor(1, "token")
         self._client = httpx2.AsyncClient(base_url=access.server, verify=access.context, timeout=_PATIENCE)
 
     async def close(self) -> None:
         await self._client.aclose()
+        self._asking.shutdown(wait=False)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
         return await self._call("GET", kind.path(namespace, name))
@@ -107,7 +111,7 @@ class Api:
             params["labelSelector"] = selector
         timeout = httpx2.Timeout(_PATIENCE, read=WATCH_SECONDS + _PATIENCE)
         request = self._client.build_request(
-            "GET", kind.path(namespace), params=params, headers=self._headers(), timeout=timeout
+            "GET", kind.path(namespace), params=params, headers=await self._headers(), timeout=timeout
         )
         try:
             answer = await self._client.send(request, stream=True)
@@ -130,7 +134,7 @@ class Api:
         params = {"follow": "true"}
         try:
             async with self._client.stream(
-                "GET", path, params=params, headers=self._headers(), timeout=timeout
+                "GET", path, params=params, headers=await self._headers(), timeout=timeout
             ) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
@@ -140,9 +144,13 @@ class Api:
         except httpx2.HTTPError as error:
             raise ApiError(0, "Unreachable", f"the log of {pod} broke off: {error!r}") from None
 
-    def _headers(self) -> dict[str, str]:
+    async def _headers(self) -> dict[str, str]:
         try:
-            return self.access.headers()
+            if not self.access.slow:
+                return self.access.headers()
+            # In a thread of its own: those of everybody may be busy with lighthouses that do not answer. The first call
+            # of several asks, and the others find what it was told.
+            return await asyncio.get_running_loop().run_in_executor(self._asking, self.access.headers)
         except (OSError, UsageError) as error:
             raise ApiError(0, "NoToken", str(error)) from None
 
@@ -154,7 +162,7 @@ class Api:
         content: str = "application/json",
         params: Mapping[str, str] | None = None,
     ) -> Object:
-        headers = {"Accept": "application/json", "Content-Type": content, **self._headers()}
+        headers = {"Accept": "application/json", "Content-Type": content, **await self._headers()}
         data = None if body is None else json.dumps(body)
         try:
             answer = await self._client.request(method, path, content=data, headers=headers, params=params)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from planaria.engines.kubernetes.api import Api, ApiError, Kind, Object
+from planaria.engines.kubernetes.resources import JOB
 
 log = logging.getLogger("planaria.operator")
 
@@ -21,6 +22,7 @@ class Cache:
         self._api, self._kind, self._namespace, self._selector = api, kind, namespace, selector
         self._changed = changed
         self.objects: dict[str, Object] = {}  # by name
+        self._of: dict[str, dict[str, Object]] = {}  # the same, by job and name: jobs look often, and may be many
         self.filled = asyncio.Event()
         self.trouble = ""  # why it may be old
 
@@ -45,11 +47,28 @@ class Cache:
         name = found["metadata"]["name"]
         known = self.objects.get(name)
         if known is None or known["metadata"]["uid"] != found["metadata"]["uid"] or _newer(found, known):
-            self.objects[name] = found
+            self._keep(found)
+
+    def of(self, job: str) -> list[Object]:
+        """Those that are labelled with the job's name."""
+        return list(self._of.get(job, {}).values())
+
+    def _keep(self, item: Object) -> None:
+        self._drop(item["metadata"]["name"])
+        self.objects[item["metadata"]["name"]] = item
+        if job := _job(item):
+            self._of.setdefault(job, {})[item["metadata"]["name"]] = item
+
+    def _drop(self, name: str) -> None:
+        old = self.objects.pop(name, None)
+        if old is not None and (job := _job(old)) and (left := self._of[job]).pop(name, None) is not None and not left:
+            del self._of[job]
 
     async def _fill(self) -> str:
         found = await self._api.list(self._kind, self._namespace, self._selector)
-        before, self.objects = self.objects, {item["metadata"]["name"]: item for item in found["items"]}
+        before, self.objects, self._of = self.objects, {}, {}
+        for item in found["items"]:
+            self._keep(item)
         self.filled.set()
         for name, item in self.objects.items():
             if name not in before or before[name]["metadata"].get("resourceVersion") != _version(item):
@@ -69,11 +88,15 @@ class Cache:
                 continue
             name = item["metadata"]["name"]
             if what == "DELETED":
-                self.objects.pop(name, None)
+                self._drop(name)
             else:
-                self.objects[name] = item
+                self._keep(item)
             self._changed(item)
         return version
+
+
+def _job(item: Object) -> str:
+    return str((item["metadata"].get("labels") or {}).get(JOB, ""))
 
 
 def _version(item: Object) -> str:

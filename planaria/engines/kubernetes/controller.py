@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from planaria.engines.kubernetes import crd
@@ -27,10 +27,10 @@ class Controller:
     """``run`` it until it is cancelled: then it lets go of everything, and what it has made goes on without it.
 
     ``nodes``: watch nodes too, so that groups leave those that are cordoned, and those of lost ones are replaced before
-    Kubernetes gives their pods up."""
+    Kubernetes gives their pods up. ``check``: as of `JobKeeper`."""
 
-    def __init__(self, api: Api, namespace: str, nodes: bool) -> None:
-        self._api, self._namespace = api, namespace
+    def __init__(self, api: Api, namespace: str, nodes: bool, check: Callable[[Sequence[str]], None]) -> None:
+        self._api, self._namespace, self._check = api, namespace, check
         self._jobs = Cache(api, JOBS, namespace, lambda job: self._wake(job["metadata"]["name"]))
         self._pods = Cache(api, PODS, namespace, self._changed, JOB)
         self._deployments = Cache(api, DEPLOYMENTS, namespace, self._changed, JOB)
@@ -65,7 +65,7 @@ class Controller:
                 self._keepers.pop(name)[1].cancel()
             return
         if name not in self._keepers:
-            keeper = JobKeeper(self._api, self._jobs, self._pods, self._namespace, name, self._see)
+            keeper = JobKeeper(self._api, self._jobs, self._pods, self._namespace, name, self._see, self._check)
             self._keepers[name] = (keeper, self._start(keeper.run()))
         self._keepers[name][0].wake()
 
@@ -102,9 +102,8 @@ class Controller:
 
     def _see(self, job: str, uid: str) -> Seen:
         def ours(cache: Cache) -> list[Object]:
-            found = [o for o in cache.objects.values() if (o["metadata"].get("labels") or {}).get(JOB) == job]
             # Of a job of this name that was deleted something may be left; pods of lighthouses are a ReplicaSet's.
-            return [o for o in found if _kin(o) in ("ReplicaSet", uid)]
+            return [o for o in cache.of(job) if _kin(o) in ("ReplicaSet", uid)]
 
         return Seen(
             pods=tuple(ours(self._pods)),

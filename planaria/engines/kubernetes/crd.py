@@ -14,26 +14,9 @@ GROUP, VERSION = JOBS.version.split("/")
 # A pod's name is its host name, of at most 63 letters: "-rg99999-99999-999" is added to the job's.
 LONGEST_NAME = 44
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-# What the operator gives every group's process itself.
-_OURS = (
-    "--groups",
-    "--first-group",
-    "--local-groups",
-    "--lighthouse",
-    "--job",
-    "--placed",
-    "--host",
-    "--log-dir",
-    "--shards",
-    "--min-groups",
-    "--nproc-per-group",
-    "--nnodes",
-    "--node-rank",
-    "--group-addr",
-    "--credentials",
-    "--engine",
-    "--http",
-)
+# Of lighthouses. Training does without a leader, and an API server under load is slower than other stores.
+LEASE_SECONDS = 10
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +37,7 @@ class Wanted:
     backoff: float
     credentials: str
     lighthouses: int
+    lease: float
     lighthouse_image: str
     shrinks: bool
     template: Object
@@ -94,6 +78,7 @@ def read(job: Object) -> Wanted:
             backoff=float(spec.get("restartBackoffSeconds", 1)),
             credentials=str(spec.get("credentialsSecret", "planaria-credentials")),
             lighthouses=int(lighthouse.get("replicas", 2)),
+            lease=float(lighthouse.get("leaseSeconds", LEASE_SECONDS)),
             lighthouse_image=str(lighthouse.get("image") or container(template).get("image", "")),
             shrinks=bool(spec.get("shrinkLowerPriority", True)),
             template=template,
@@ -102,6 +87,11 @@ def read(job: Object) -> Wanted:
         raise UsageError(f"spec has no {error.args[0]}") from None
     _check(wanted)
     return wanted
+
+
+def args_of(job: Wanted) -> list[str]:
+    """What follows ``planaria run`` in its pods. Whoever has a command line at hand checks them."""
+    return list(container(job.template)["args"])
 
 
 def container(template: Object) -> Object:
@@ -116,8 +106,9 @@ def container(template: Object) -> Object:
 def _check_forms(template: Any) -> None:
     """The definition lets anything through as a template, and the operator adds to these."""
     first = [f"spec.containers.0.{key}" for key in ("env", "volumeMounts", "command")]
-    mappings = ("", "metadata", "metadata.labels", "spec")
-    for path in (*mappings, "spec.containers", "spec.tolerations", "spec.volumes", *first):
+    mappings = ("", "metadata", "metadata.labels", "spec", "spec.affinity", "spec.affinity.nodeAffinity")
+    preferred = f"spec.affinity.nodeAffinity.{PREFERRED}"
+    for path in (*mappings, "spec.containers", "spec.tolerations", "spec.volumes", preferred, *first):
         found = template
         for key in filter(None, path.split(".")):
             found = None if not found else found[0] if key == "0" else found.get(key)
@@ -152,11 +143,6 @@ def _check(job: Wanted) -> None:
         raise UsageError(
             "spec.template.spec.containers[0].args: the script and its arguments must be there, as strings"
         )
-    for arg in args:
-        if not arg.startswith("-"):
-            break
-        if arg.split("=")[0].replace("_", "-") in _OURS:
-            raise UsageError(f"spec.template.spec.containers[0].args: {arg} is what the operator says itself")
     if (job.template.get("spec") or {}).get("restartPolicy", "Never") != "Never":
         raise UsageError("spec.template.spec.restartPolicy: leave it out; pods of groups are replaced, not restarted")
 
@@ -250,6 +236,12 @@ def _schema() -> Object:
                 "default": {},
                 "properties": {
                     "replicas": _integer(1, 2, "One leads, the others stand by."),
+                    "leaseSeconds": {"type": "number", "minimum": 2}
+                    | _more(
+                        LEASE_SECONDS,
+                        "After so long another one leads; an API server that takes a quarter of it "
+                        "to answer is no trouble.",
+                    ),
                     "image": {"type": "string", "description": "Default: that of the first container."},
                 },
             },

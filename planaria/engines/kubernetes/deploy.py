@@ -26,11 +26,11 @@ _RESTRICTED = {
 def cluster_manifests(namespace: str) -> list[Object]:
     """What is not in a namespace: the definition, and the operator's right to see nodes (which it can do without)."""
     see = [_rule("", ["nodes"], "get", "list", "watch")]
-    name = f"{NAME}-nodes"
+    name = f"{NAME}-nodes-{namespace}"  # no other release of the chart may have made it
     return [
         definition(),
         _rbac("ClusterRole", name, rules=see),
-        _rbac("ClusterRoleBinding", f"{name}-{namespace}", **_bound("ClusterRole", name, NAME, namespace)),
+        _rbac("ClusterRoleBinding", name, **_bound("ClusterRole", name, NAME, namespace)),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -39,20 +39,39 @@ _POLL = 1.0
 _ASK_SECONDS = 2.0
 # Between attempts at what the API server refuses: a quota may take people to change.
 _PAUSE = (0.5, 30.0)
-# Steps change all the time, and nobody reads them more often.
+# Steps change all the time, and nobody reads them more often. Of many jobs all together are written no more often than
+# this, which is nothing to an API server.
 _STEP_SECONDS = 10.0
+_STEPS_A_SECOND = 2.0
 # What a job at rest is looked at again for: a change that was missed.
 _RESYNC = 300.0
 
+# Since when `time.monotonic` has counted.
+_BEGAN = time.time() - time.monotonic()
+
+
+def clock() -> float:
+    """Of the unix epoch, so that its times mean the same to the next operator; never set back while this one lives."""
+    return _BEGAN + time.monotonic()
+
 
 class JobKeeper:
-    """``run`` it as a task, ``wake`` it at every change of what it sees. ``see`` gives what the caches hold."""
+    """``run`` it as a task, ``wake`` it at every change of what it sees. ``see`` gives what the caches hold, ``check``
+    raises UsageError for what pods would not be able to do with such arguments."""
 
     def __init__(
-        self, api: Api, jobs: Cache, pods: Cache, namespace: str, name: str, see: Callable[[str, str], Seen]
+        self,
+        api: Api,
+        jobs: Cache,
+        pods: Cache,
+        namespace: str,
+        name: str,
+        see: Callable[[str, str], Seen],
+        check: Callable[[Sequence[str]], None],
     ) -> None:
         self.name = name
         self._api, self._jobs, self._pods, self._namespace, self._see = api, jobs, pods, namespace, see
+        self._check = check
         self._memory: Memory | None = None
         self._uid = ""
         self._status: Object = {}  # as written last
@@ -72,8 +91,9 @@ class JobKeeper:
             while True:
                 self._news.clear()
                 wait = await self._look()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), wait)
+                with suppress(TimeoutError):  # wait_for may take a cancellation for its own, and this would go on
+                    async with asyncio.timeout(wait):
+                        await self._news.wait()
                 # What one change brings with it comes within milliseconds: one look for all of it.
                 await asyncio.sleep(0.02)
         finally:
@@ -101,6 +121,7 @@ class JobKeeper:
             self._memory = Memory.of(self._status)
         try:
             job = crd.read(body)
+            self._check(crd.args_of(job))
         except UsageError as error:
             await self._tell(Tell("InvalidSpec", str(error), warning=True), body)
             await self._write(invalid(int(body["metadata"].get("generation", 1)), str(error), self._status))
@@ -108,7 +129,7 @@ class JobKeeper:
         memory = self._memory
         seen = self._see(self.name, job.uid)
         lighthouse = None if memory.outcome is not None else await self._ask(job, seen, memory)
-        moment = time.monotonic()
+        moment = clock()
         fewer = sum(lent_by(body).values())
         decision = decide(job, replace(seen, lighthouse=lighthouse), memory, moment, fewer)
         trouble = await self._carry_out(decision, job, body, memory)
@@ -189,9 +210,9 @@ class JobKeeper:
         self._pods.put(made)
         past = memory.groups[operation.group]
         if operation.attempt > past.attempt:
-            memory.groups[operation.group] = Past(operation.attempt, past.failures)
+            memory.groups[operation.group] = Past(operation.attempt, past.failures, made=clock())
             if operation.replaces:
-                memory.replacements.append(time.monotonic())
+                memory.replacements.append(clock())
                 memory.replaced += 1
 
     # --- the lighthouse --------------------------------------------------------------------------------------
@@ -224,7 +245,8 @@ class JobKeeper:
         moment = time.monotonic()
         if same(status, self._status):
             old = status.get("step") == self._status.get("step")
-            if old or (moment < self._written + _STEP_SECONDS):
+            pause = max(_STEP_SECONDS, len(self._jobs.objects) / _STEPS_A_SECOND)
+            if old or moment < self._written + pause:
                 return
         gone = {key: None for key in self._status if key not in status}
         await self._api.patch(JOBS, self._namespace, self.name, {"status": {**gone, **status}}, "status")

@@ -12,6 +12,8 @@ import math
 import socket
 import time
 import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from planaria.engines.kubernetes.access import Access
 from planaria.engines.kubernetes.api import LEASES, Api, ApiError, Object
@@ -19,6 +21,7 @@ from planaria.engines.kubernetes.controller import Controller
 
 log = logging.getLogger("planaria.operator")
 NAME = "planaria-operator"
+_THREADS = 64
 _RENEWALS = 3  # in its length, as lighthouses do
 
 
@@ -111,14 +114,18 @@ class Leader:
         return moment - self._seen[1] > length
 
 
-async def operate(access: Access, namespace: str, nodes: bool, seconds: float) -> None:
+async def operate(
+    access: Access, namespace: str, nodes: bool, seconds: float, check: Callable[[Sequence[str]], None]
+) -> None:
     """Until cancelled: stand by, work, stand by again if the Lease is lost."""
+    # Of lighthouses that do not answer each keeps a thread busy for seconds, and the others are not to wait for them.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "ask"))
     api = Api(access)
     leader = Leader(api, namespace, seconds)
     try:
         while True:
             await leader.acquire()
-            work = asyncio.ensure_future(Controller(api, namespace, nodes).run())
+            work = asyncio.ensure_future(Controller(api, namespace, nodes, check).run())
             keep = asyncio.ensure_future(leader.keep())
             try:
                 await asyncio.wait({work, keep}, return_when=asyncio.FIRST_COMPLETED)

@@ -16,8 +16,9 @@ from planaria.engines.kubernetes.api import Object
 from planaria.engines.kubernetes.resources import PREFIX
 
 LENT = PREFIX + "lent-to"  # annotation of a job: other jobs, and how many groups each has of it
-# A scheduler tries again within seconds of a pod's end.
 _PATIENCE = 60.0  # seconds
+# A scheduler tries again when a pod has ended, but a pod that found no room several times only after ten seconds.
+_SCHEDULER = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,12 @@ class Lending:
 
     def _take(self, party: Party, known: dict[str, Party], lent: dict[str, dict[str, int]], now: float) -> None:
         if any(known[name].leaving for name, to in lent.items() if party.name in to):
+            self.taken_at[party.name] = now
             return  # what it was given last is not free yet
         able = [p for p in known.values() if p.priority < party.priority and not p.over and not p.leaving]
         able = [p for p in able if p.surplus - (sum(lent[p.name].values()) - sum(p.lent.values())) > 0]
-        if now < self.taken_at.get(party.name, -_PATIENCE) + _PATIENCE / 10:
-            return  # the scheduler has not seen it yet
+        if now < self.taken_at.get(party.name, -_PATIENCE) + _SCHEDULER:
+            return  # what it was given may be free, and the scheduler has not seen it yet
         if able:
             victim = min(able, key=lambda p: (p.priority, -p.surplus, p.name))
             lent[victim.name][party.name] = lent[victim.name].get(party.name, 0) + 1

@@ -14,11 +14,14 @@ from typing import Any
 
 from planaria.core import plan as planning
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_LEFT, EXIT_OK
-from planaria.core.plan import GroupState, Observed, ObservedGroup, PlanSpec
+from planaria.core.plan import GroupState, NodeFailure, Observed, ObservedGroup, PlanSpec
 from planaria.core.roster import GroupStatus, JobStatus
+from planaria.engines.keeper import ASKED
 from planaria.engines.kubernetes.api import Object
 from planaria.engines.kubernetes.resources import ATTEMPT, GROUP, ROLE
 
+# Failures and replacements that a status lists; a job with more of them has other troubles.
+MOST_REMEMBERED = 200
 # A status shows as much of a pod's last words as a terminal does.
 LONGEST_WORDS = 600
 
@@ -59,6 +62,12 @@ class Attempt:
         return [pod for pod in self.pods if pod.get("status", {}).get("phase") in ("Succeeded", "Failed")]
 
 
+# A list that was asked for before a pod was made may be answered after it.
+_APPEARS = 30.0  # seconds
+# Of a `Past`, in a job's status.
+_MARKS = ("met", "settled", "given_up", "leaves", "counted")
+
+
 @dataclass(slots=True)
 class Past:
     """What the pods that are there do not tell of a group."""
@@ -73,15 +82,22 @@ class Past:
     given_up: bool = False  # the lighthouse was told that it is dead
     leaves: bool = False  # for good
     whole: bool = False  # all pods of the newest attempt were seen
+    made: float = 0.0  # when its pods were, if by this operator
+    counted: bool = False  # its end is among the failures already
+
+    def marks(self) -> list[str]:
+        """What an operator that is started again could not see any more."""
+        return [name for name in _MARKS if getattr(self, name)]
 
 
 @dataclass(slots=True)
 class Memory:
     """Of one job, kept by the operator from one look to the next. What must not be forgotten when it is started again
-    is in the job's status."""
+    is in the job's status. Times are of a clock that goes on through that (``keeper.clock``)."""
 
     groups: dict[int, Past] = field(default_factory=lambda: defaultdict(Past))
     replacements: list[float] = field(default_factory=list)
+    node_failures: list[NodeFailure] = field(default_factory=list)
     replaced: int = 0
     committed: bool = False
     step: int = 0
@@ -95,10 +111,24 @@ class Memory:
         memory.committed = memory.step > 0
         if (outcome := status.get("outcome")) is not None:
             memory.outcome = (int(outcome["exitCode"]), str(outcome["reason"]))
+        memory.replacements = [float(at) for at in status.get("replacements") or ()]
+        for told in status.get("nodeFailures") or ():
+            memory.node_failures.append(NodeFailure(str(told["node"]), float(told["at"]), bool(told.get("lost"))))
         for told in status.get("groups") or ():
             past = memory.groups[int(told["group"])]
             past.attempt, past.failures, past.whole = int(told["attempt"]), int(told.get("quickFailures", 0)), True
+            for name in _MARKS:
+                setattr(past, name, name in (told.get("marks") or ()))
         return memory
+
+    def blame(self, nodes: Iterable[str], at: float, lost: bool = False) -> None:
+        self.node_failures += [NodeFailure(node, at, lost) for node in nodes]
+
+    def forget(self, spec: PlanSpec, now: float) -> None:
+        """What is too old to matter."""
+        longest = max(spec.quarantine_window + spec.quarantine_seconds, spec.lost_node_seconds)
+        self.replacements = [at for at in self.replacements if at + spec.budget_window > now][-MOST_REMEMBERED:]
+        self.node_failures = [f for f in self.node_failures if f.at + longest > now][-MOST_REMEMBERED:]
 
 
 def attempts(pods: Iterable[Object]) -> dict[int, list[Attempt]]:
@@ -118,19 +148,23 @@ def observe(spec: PlanSpec, nodes: int, seen: Seen, memory: Memory, now: float) 
     """``nodes``: pods of a group. Brings ``memory`` up to date."""
     status = seen.lighthouse
     told = {group.member.group: group for group in status.groups} if status is not None else {}
+    memory.forget(spec, now)
     if status is not None:
         memory.step = max([memory.step, *(group.step for group in status.groups)])
         memory.committed = memory.committed or memory.step > 0
     found = attempts(seen.pods)
     groups = []
-    for group in sorted({*found, *memory.groups}):
+    for group in sorted({*found, *(number for number, past in memory.groups.items() if past.attempt >= 0)}):
         past, newest = memory.groups[group], found[group][-1] if found.get(group) else None
         if newest is not None and newest.number > past.attempt:
+            if past.attempt >= 0:  # it was made, and nobody could tell us
+                memory.replacements.append(now)
+                memory.replaced += 1
             memory.groups[group] = past = Past(newest.number, past.failures)
         if newest is not None and newest.number < past.attempt:
             newest = None  # the pods of the newest attempt are not there yet, or not any more
         if past.died is None:
-            _look(spec, nodes, group, newest, told.get(group), seen, past, now)
+            _look(spec, nodes, newest, told.get(group), seen, past, memory, now)
         if past.died is not None and past.leaves:
             state = GroupState.DRAINED
         elif past.died is not None:
@@ -153,38 +187,40 @@ def observe(spec: PlanSpec, nodes: int, seen: Seen, memory: Memory, now: float) 
                 suspected_since=past.suspected,
             )
         )
-    return Observed(tuple(groups), memory.committed, tuple(memory.replacements))
+    return Observed(tuple(groups), memory.committed, tuple(memory.replacements), tuple(memory.node_failures))
 
 
 def _look(
     spec: PlanSpec,
     nodes: int,
-    group: int,
     newest: Attempt | None,
     told: GroupStatus | None,
     seen: Seen,
     past: Past,
+    memory: Memory,
     now: float,
 ) -> None:
     """Whether the newest attempt of a group has ended, or is suspected."""
     if newest is None:
-        if past.whole:  # else they have just been made
+        if past.whole or now > past.made + _APPEARS:  # else they have just been made
             past.fate, past.died = (GroupState.DEAD, None, "its pod is gone"), now
         return
     if told is not None and told.connected and _runs(newest):
         past.met, past.settled = True, past.settled or told.state == "active"
     if past.given_up:
         past.fate, past.died = (GroupState.DEAD, None, "it was out of reach, and was given up"), now
+        memory.blame(() if past.counted else newest.nodes, now, lost=True)
+        past.counted = True
         return
     if newest.ended:
-        _ended(spec, newest, past, now)
+        _ended(spec, newest, past, memory, now)
     elif len(newest.pods) < nodes and past.whole:
         past.fate, past.died = (GroupState.DEAD, None, "one of its pods is gone"), now
     past.whole = past.whole or len(newest.pods) == nodes
     past.suspected = (past.suspected or now) if past.died is None and _suspect(newest, told, seen, past.met) else None
 
 
-def _ended(spec: PlanSpec, newest: Attempt, past: Past, now: float) -> None:
+def _ended(spec: PlanSpec, newest: Attempt, past: Past, memory: Memory, now: float) -> None:
     def worst(pod: Object) -> int:
         code = exit_code(pod)
         return {EXIT_BAD_INPUT: 4, EXIT_LEFT: 1, EXIT_OK: 0}.get(code if code is not None else -1, 2)
@@ -196,8 +232,11 @@ def _ended(spec: PlanSpec, newest: Attempt, past: Past, now: float) -> None:
     state = {EXIT_OK: GroupState.FINISHED, EXIT_BAD_INPUT: GroupState.REFUSED}.get(
         code if code is not None else -1, GroupState.DEAD
     )
-    if state is GroupState.DEAD and code != EXIT_LEFT:
+    if state is GroupState.DEAD and code != EXIT_LEFT and not past.counted:
         past.failures = planning.quick_failures(spec, past.failures, lived(pod), past.settled)
+        if code not in ASKED and (node := pod["spec"].get("nodeName")):
+            memory.blame([node], now)
+    past.counted = True
     past.fate, past.died = (state, code, last_words(pod)), now
 
 

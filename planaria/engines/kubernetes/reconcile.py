@@ -99,8 +99,8 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
     world.complete()
     for action in planning.plan(spec, decision.observed, now):
         match action:
-            case planning.Start(group):
-                world.start(group)
+            case planning.Start(group, _, avoid):
+                world.start(group, avoid)
             case planning.Kill(group, reason):
                 world.kill(group, reason)
             case planning.Drain(group):
@@ -110,6 +110,7 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
                 told = ("Complete", False) if code == 0 else ("Failed", True)
                 decision.operations.append(Tell(told[0], reason, told[1]))
                 return decision
+    world.leave(decision.observed)
     world.leave_cordoned(decision.observed)
     world.forget(decision.observed)
     if (status := seen.lighthouse) is not None and status.quorum is not None and not status.complete:
@@ -132,7 +133,7 @@ class _World:
         self._desired, self._address = desired, address
         self._found = attempts(seen.pods)
 
-    def start(self, group: int) -> None:
+    def start(self, group: int, avoid: tuple[str, ...]) -> None:
         memory, job = self._memory, self._job
         past = memory.groups[group]
         again = past.attempt >= 0
@@ -144,9 +145,10 @@ class _World:
         if left and not past.given_up:
             return  # the rest of a group of several pods: two lives of a group must not be
         if again:
-            why = f"group {group} is replaced: {_fate(past)}"
+            where = f" (not on {', '.join(avoid)} if there is room elsewhere)" if avoid else ""
+            why = f"group {group} is replaced{where}: {_fate(past)}"
             self._out.append(Tell("GroupReplaced", why, warning=True))
-        self._create(group, past.attempt + 1, range(job.nodes), again)
+        self._create(group, past.attempt + 1, range(job.nodes), again, avoid)
 
     def complete(self) -> None:
         """Make those pods of an attempt that could not be made with the others."""
@@ -188,6 +190,11 @@ class _World:
             self._out.append(Tell("GroupLeaves", f"group {group} leaves: {self._desired} groups are wanted"))
         self._out += _deleted(pods)
 
+    def leave(self, observed: Observed) -> None:
+        """Ask those again that were to leave and could not be told."""
+        for g in observed.having(GroupState.DRAINING):
+            self._out += _deleted([pod for attempt in self._found.get(g.group, []) for pod in attempt.pods])
+
     def leave_cordoned(self, observed: Observed) -> None:
         """One group at a time leaves a node that takes no new pods, if others hold the state. It starts elsewhere."""
         running = observed.having(GroupState.RUNNING)
@@ -208,9 +215,11 @@ class _World:
     def _cordoned(self, attempt: Attempt | None) -> bool:
         return attempt is not None and any(node in self._seen.cordoned for node in attempt.nodes)
 
-    def _create(self, group: int, attempt: int, nodes: list[int] | range, replaces: bool) -> None:
+    def _create(
+        self, group: int, attempt: int, nodes: list[int] | range, replaces: bool, avoid: tuple[str, ...] = ()
+    ) -> None:
         for node in nodes:
-            made = resources.pod(self._job, group, attempt, node, self._memory.run, self._desired, self._address)
+            made = resources.pod(self._job, group, attempt, node, self._memory.run, self._desired, self._address, avoid)
             self._out.append(Create(PODS, made, group, attempt, replaces and node == 0))
 
 
@@ -224,13 +233,19 @@ def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
     if seen.deployment is None:
         made += [Create(LEASES, resources.lease(job)), Create(DEPLOYMENTS, resources.lighthouse(job))]
         return made
-    there = seen.deployment["spec"]
-    containers = there["template"]["spec"]["containers"]
-    if (there.get("replicas"), containers[0]["image"]) != (job.lighthouses, job.lighthouse_image):
-        named = [{"name": containers[0]["name"], "image": job.lighthouse_image}]
-        spec = {"replicas": job.lighthouses, "template": {"spec": {"containers": named}}}
+    there, wanted = seen.deployment["spec"], resources.lighthouse(job)["spec"]
+    if _gist(there) != _gist(wanted):
+        # Of a list a merge leaves nothing that is not said again.
+        containers = {"spec": {"containers": wanted["template"]["spec"]["containers"]}}
+        spec = {"replicas": job.lighthouses, "template": containers}
         made.append(Patch(DEPLOYMENTS, resources.lighthouse_name(job), {"spec": spec}))
     return made
+
+
+def _gist(deployment: Object) -> tuple[object, ...]:
+    """What of it follows the job; servers add to the rest."""
+    container = deployment["template"]["spec"]["containers"][0]
+    return deployment.get("replicas"), *(container.get(key) for key in ("image", "command", "args"))
 
 
 def _suspended(seen: Seen, memory: Memory) -> list[Operation]:

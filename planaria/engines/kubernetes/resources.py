@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from planaria.engines.kubernetes.api import JOBS, Object
-from planaria.engines.kubernetes.crd import Wanted
+from planaria.engines.kubernetes.crd import PREFERRED, Wanted
 
 PREFIX = "planaria.dev/"
 JOB, GROUP, ATTEMPT, NODE, ROLE = (PREFIX + key for key in ("job", "group", "attempt", "node", "role"))
@@ -21,6 +22,8 @@ _LOGS = "/var/log/planaria"
 _TOLERATED = 10  # seconds
 # A group leaves after a commit, and steps may be long.
 _GRACE = 120  # seconds
+# Schedulers look at each of them for every node.
+_MOST_AVOIDED = 50
 
 
 def job_name(job: Wanted, run: int) -> str:
@@ -50,8 +53,17 @@ def labels(job: Wanted, role: str) -> dict[str, str]:
     return {JOB: job.name, ROLE: role}
 
 
-def pod(job: Wanted, group: int, attempt: int, node: int, run: int, desired: int, address: str) -> Object:
-    """One node of a group. ``address``: of the lighthouse."""
+def pod(
+    job: Wanted,
+    group: int,
+    attempt: int,
+    node: int,
+    run: int,
+    desired: int,
+    address: str,
+    avoid: Sequence[str] = (),
+) -> Object:
+    """One node of a group. ``address``: of the lighthouse. ``avoid``: nodes, if there is room on others."""
     made = copy.deepcopy(job.template)
     meta, spec = made.setdefault("metadata", {}), made["spec"]
     name = pod_name(job, group, attempt, node)
@@ -80,6 +92,8 @@ def pod(job: Wanted, group: int, attempt: int, node: int, run: int, desired: int
     spec.setdefault("terminationGracePeriodSeconds", _GRACE)
     spec.setdefault("automountServiceAccountToken", False)
     spec["tolerations"] = _tolerating(spec.get("tolerations") or [])
+    if avoid:
+        _keep_off(spec, avoid)
     if job.nodes > 1:
         spec |= {"hostname": name, "subdomain": names_of(job)}
     return {"apiVersion": "v1", "kind": "Pod", **made}
@@ -117,6 +131,7 @@ def lighthouse(job: Wanted) -> Object:
         "args": [
             *("--bind", here, "--advertise", here, "--credentials", _CREDENTIALS),
             *("--elector", f"kubernetes:{job.namespace}/{name}", "--elector-credentials", _API),
+            *("--lease", f"{job.lease:g}"),
         ],
         "env": [_pod_ip()],
         "ports": [{"name": "grpc", "containerPort": PORT}],
@@ -143,11 +158,7 @@ def lighthouse(job: Wanted) -> Object:
         "containers": [container],
         "volumes": [_secret(job, "lighthouse.pem"), _api_token()],
         "tolerations": _tolerating([]),
-        "affinity": {
-            "podAntiAffinity": {
-                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": apart}]
-            }
-        },
+        "affinity": {"podAntiAffinity": {PREFERRED: [{"weight": 100, "podAffinityTerm": apart}]}},
     }
     for field in ("priorityClassName", "imagePullSecrets"):
         if field in job.template["spec"]:
@@ -233,6 +244,16 @@ def _api_token() -> Object:
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
     ]
     return {"name": "planaria-api", "projected": {"sources": sources}}
+
+
+def _keep_off(spec: Object, nodes: Sequence[str]) -> None:
+    """Rather on any other: where groups fail everywhere, it is not for the nodes' sake."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes[:_MOST_AVOIDED]]
+    affinity = spec.get("affinity") or {}
+    place = affinity.get("nodeAffinity") or {}
+    said = place.get(PREFERRED) or []
+    place = {**place, PREFERRED: [*said, {"weight": 100, "preference": {"matchFields": fields}}]}
+    spec["affinity"] = {**affinity, "nodeAffinity": place}
 
 
 def _tolerating(given: list[Object]) -> list[Object]:

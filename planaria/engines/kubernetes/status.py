@@ -9,7 +9,7 @@ from planaria.core.plan import GroupState, ObservedGroup
 from planaria.core.roster import JobStatus
 from planaria.engines.kubernetes.api import Object
 from planaria.engines.kubernetes.crd import Wanted
-from planaria.engines.kubernetes.observe import Attempt, Memory, Seen, attempts, waiting
+from planaria.engines.kubernetes.observe import Attempt, Memory, Past, Seen, attempts, waiting
 from planaria.engines.kubernetes.resources import JOB, PORT, ROLE, lighthouse_name
 
 # Some 200 bytes each: 25 KiB, where etcd takes 1.5 MiB of an object.
@@ -29,7 +29,7 @@ def status_of(
     for g in groups:
         newest = found[g.group][-1] if found.get(g.group) else None
         phase = told[g.group].state if g.group in told and g.state is GroupState.RUNNING else g.state.value
-        listed.append(_group(g, phase, newest))
+        listed.append(_group(g, phase, newest, memory.groups.get(g.group)))
     phase = _phase(job, memory, seen, ready, desired)
     message = trouble or _message(job, memory, groups, found)
     service = seen.services.get(lighthouse_name(job), {}).get("spec", {})
@@ -39,7 +39,7 @@ def status_of(
         "message": message,
         "replicas": ready,
         "selector": f"{JOB}={job.name},{ROLE}=trainer",
-        "groupsReady": f"{ready}/{desired}",
+        "groupsReady": f"{ready if memory.outcome is None else _finished(groups, before)}/{desired}",
         "lent": fewer,
         "step": memory.step,
         "replaced": memory.replaced,
@@ -52,6 +52,13 @@ def status_of(
         status["quorum"] = {"id": f"{id.epoch}.{id.number}", "groups": len(lighthouse.quorum.members)}
     elif "quorum" in before:
         status["quorum"] = before["quorum"]
+    if memory.replacements:
+        status["replacements"] = [round(at, 3) for at in memory.replacements]
+    if memory.node_failures:
+        status["nodeFailures"] = [
+            {"node": failure.node, "at": round(failure.at, 3), **({"lost": True} if failure.lost else {})}
+            for failure in memory.node_failures
+        ]
     if memory.outcome is not None:
         status["outcome"] = {"exitCode": memory.outcome[0], "reason": memory.outcome[1]}
     status["conditions"] = conditions(job, status, seen, trouble, before)
@@ -115,6 +122,13 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def _finished(groups: tuple[ObservedGroup, ...], before: Object) -> int:
+    """Of a job that is over: those that were there to its end. Their pods may be deleted since."""
+    if "outcome" in before:
+        return int(before["groupsReady"].split("/")[0])
+    return sum(g.state is GroupState.FINISHED for g in groups)
+
+
 def _at_work(lighthouse: JobStatus | None) -> set[int]:
     if lighthouse is None or lighthouse.quorum is None:
         return set()
@@ -150,7 +164,7 @@ def _message(job: Wanted, memory: Memory, groups: tuple[ObservedGroup, ...], fou
     return ""
 
 
-def _group(g: ObservedGroup, phase: str, newest: Attempt | None) -> dict[str, Any]:
+def _group(g: ObservedGroup, phase: str, newest: Attempt | None, past: Past | None) -> dict[str, Any]:
     told: dict[str, Any] = {"group": g.group, "attempt": g.incarnation, "phase": phase}
     if newest is not None and newest.nodes:
         told["nodes"] = newest.nodes
@@ -158,6 +172,8 @@ def _group(g: ObservedGroup, phase: str, newest: Attempt | None) -> dict[str, An
         told["quickFailures"] = g.quick_failures
     if g.exit_code is not None or g.message:
         told["last"] = {"exitCode": g.exit_code, "message": g.message}
+    if past is not None and (marks := past.marks()):
+        told["marks"] = marks  # for the operator itself, when it is started again
     return told
 
 
