@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +12,12 @@ from typing import Annotated
 import typer
 
 from planaria.errors import UsageError
-from planaria.explain.incidents import Incident, Story, tell
-from planaria.explain.record import Entry, Spoilt, Turns, entries, turns
+from planaria.explain.incidents import Incident, Story, take, tell
+from planaria.explain.otel import Collector
+from planaria.explain.record import Entry, Spoilt, Turns, entries, follow, turns
 from planaria.explain.words import clock, details, headline
 
+LOOK_SECONDS = 1.0  # between two looks at a record that grows: as often as the lighthouse hears of steps
 _SHOWN = 50
 _DETAILED = 5  # incidents; of more only their headlines are shown, and --at shows one
 
@@ -23,9 +27,18 @@ def explain(
     at: Annotated[
         str | None, typer.Option(help="What happened then: a step, a time (12:30:05, 2026-11-28T12:30:05), or +90s.")
     ] = None,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send each recovery as a trace to this OpenTelemetry collector.")
+    ] = None,
+    follows: Annotated[bool, typer.Option("--follow", help="With --otlp: go on until the run ends.")] = False,
 ) -> None:
     """What happened to a run and why: who was lost, who noticed, how long each phase took, what was computed again."""
     spoilt = Spoilt()
+    if otlp is not None:
+        _send(run_dirs, otlp, follows, spoilt)
+        return
+    if follows:
+        raise UsageError("--follow is for --otlp; planaria top and the run's web page show what happens now")
     stories = [(run, tell(entries(run / "events.jsonl", spoilt)), turns(run, spoilt)) for run in run_dirs]
     for number, (run, story, done) in enumerate(stories):
         if len(stories) > 1:
@@ -33,6 +46,24 @@ def explain(
         _show(run, story, done, at, run_dirs)
     if spoilt.lines:
         typer.echo(f"\n{spoilt.lines} lines of the record could not be read, and were left out")
+
+
+def _send(run_dirs: Sequence[Path], otlp: str, follows: bool, spoilt: Spoilt) -> None:
+    if follows and len(run_dirs) > 1:
+        raise UsageError("--follow: give one run directory; start one command for each node")
+    for run in run_dirs:
+        with closing(Collector(otlp, run.resolve().name)) as collector:
+            story, sent, done = Story(), 0, False
+            for entry in follow(run / "events.jsonl", spoilt):
+                if entry is not None:
+                    take(story, entry)
+                    continue
+                done = not follows or story.end is not None
+                sent += collector.send_all(story, turns(run, Spoilt()), over=done)
+                if done:
+                    break
+                time.sleep(LOOK_SECONDS)
+            typer.echo(f"{run}: {sent} recover{'y' if sent == 1 else 'ies'} sent to {collector.endpoint}")
 
 
 def _show(run: Path, story: Story, done: Turns, at: str | None, run_dirs: Sequence[Path]) -> None:

@@ -74,10 +74,7 @@ def tell(entries: Iterable[Entry]) -> Story:
     """In the order in which the node wrote them down."""
     story = Story()
     for entry in entries:
-        story.events += 1
-        story.first = story.first or entry
-        story.last = entry
-        _take(story, entry)
+        take(story, entry)
     last = [sign for sign in story.loose if sign.kind in ("exit", "lost") and not _ended_well(sign)]
     if last:  # losses after which there was no quorum any more
         incident = Incident({}, last[0].at)
@@ -87,7 +84,11 @@ def tell(entries: Iterable[Entry]) -> Story:
     return story
 
 
-def _take(story: Story, entry: Entry) -> None:
+def take(story: Story, entry: Entry) -> None:
+    """The next line of the record."""
+    story.events += 1
+    story.first = story.first or entry
+    story.last = entry
     newest = story.incidents[-1] if story.incidents else None
     match entry.kind:
         case "quorum":

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from planaria.errors import UsageError
 
@@ -45,19 +45,37 @@ class Spoilt:
 
 def entries(path: Path, spoilt: Spoilt) -> Iterator[Entry]:
     """Raises UsageError if there is no record at all."""
+    with _opened(path) as file:
+        yield from _entries(file, spoilt)
+
+
+def follow(path: Path, spoilt: Spoilt) -> Iterator[Entry | None]:
+    """Like ``entries``, and goes on when more is written: None says that for now there is no more. For ever."""
+    rest = b""
+    with _opened(path) as file:
+        while True:
+            *lines, rest = (rest + file.read(1 << 20)).split(b"\n")
+            yield from _entries(iter(lines), spoilt)
+            if not lines:
+                yield None
+
+
+def _opened(path: Path) -> BinaryIO:
     try:
-        file = path.open("rb")
+        return path.open("rb")
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path.parent} is not the directory of a run: there is no {path.name} in it") from None
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror})") from None
-    with file:
-        for line in objects(file, spoilt):
-            at, kind, group, data = line.get("at"), line.get("kind"), line.get("group"), line.get("data")
-            if not isinstance(at, (int, float)) or not isinstance(kind, str) or not isinstance(group, int):
-                spoilt.lines += 1
-                continue
-            yield Entry(float(at), kind, str(line.get("text", "")), group, data if isinstance(data, dict) else {})
+
+
+def _entries(lines: Iterator[bytes] | Any, spoilt: Spoilt) -> Iterator[Entry]:
+    for line in objects(lines, spoilt):
+        at, kind, group, data = line.get("at"), line.get("kind"), line.get("group"), line.get("data")
+        if not isinstance(at, (int, float)) or not isinstance(kind, str) or not isinstance(group, int):
+            spoilt.lines += 1
+            continue
+        yield Entry(float(at), kind, str(line.get("text", "")), group, data if isinstance(data, dict) else {})
 
 
 def objects(file: Iterator[bytes] | Any, spoilt: Spoilt) -> Iterator[dict[str, Any]]:
