@@ -64,6 +64,7 @@ class Worker:
         self._computed = 0  # shards
         self._exchange: tuple[QuorumId, TreeExchange] | None = None
         self._named = NO_QUORUM
+        self._partners: tuple[int, ...] = ()  # the groups of the exchange that was begun last
         self._root = jax.random.key(self.settings.seed)
         self._fold = jax.jit(lambda root, step, shard: jax.random.fold_in(jax.random.fold_in(root, step), shard))
         self._journal = Journal(session.settings.directory)
@@ -248,15 +249,16 @@ class Worker:
             return None
         if not outcome.finite:
             stop_on_nonfinite(told.records, self._sums, self.session, work)
-        partners = tuple(member.group for member in self.session.communicator(work.quorum).quorum.members)
-        self._present, self.groups, self.metrics = len(told.records), partners, outcome.metrics
+        self._present, self.groups, self.metrics = len(told.records), self._partners, outcome.metrics
         self.seconds_per_shard = outcome.seconds
         self.session.stepper.exchanged(work.quorum, told.words)
-        self._gauges.exchanged(work.quorum, partners, told.words, self._mean_seconds)
+        self._gauges.exchanged(work.quorum, self._partners, told.words, self._mean_seconds)
         return buckets
 
     def _exchange_all(self, work: core.Exchange) -> tuple[Exchanged, list[torch.Tensor]]:
         communicator = self.session.communicator(work.quorum)
+        # Now: once the exchange is complete its communicator may be gone at any moment, and the step counts all the same.
+        self._partners = tuple(member.group for member in communicator.quorum.members)
         if self._exchange is None or self._exchange[0] != work.quorum:
             self._exchange = (work.quorum, TreeExchange(communicator, self._sums.layout))
         exchange, settings = self._exchange[1], self.settings

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import planaria.jax as pj
+from tests.interruptions import interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,14 @@ def test_a_loop() -> None:
     # The mean of the shards' targets is 1/2: w = 1/2 - 1/2 * 2^-3. The loss is that before the last update.
     assert job.state["w"].tolist() == [0.4375] * 3
     assert (int(job.state["n"]), step.index, step.metrics, step.groups) == (3, 2, {"loss": 1.125}, (0,))
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_an_exchange_that_is_complete_counts_whatever_comes_then(monkeypatch: pytest.MonkeyPatch, agreed: bool) -> None:
+    complete = interrupt(monkeypatch, agreed)
+    job, _ = train()
+    assert job.state["w"].tolist() == [0.4375] * 3
+    assert complete[:2] == [True] * 2 and sum(complete) == 3, "none was made twice"
 
 
 @pytest.mark.parametrize(

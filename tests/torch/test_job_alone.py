@@ -15,6 +15,7 @@ from torch import nn
 import planaria.torch as pt
 from planaria.errors import NonFiniteError, UsageError
 from planaria.wire.page import ProgressPage
+from tests.interruptions import interrupt
 
 POINTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
@@ -69,6 +70,20 @@ def train(job: pt.Job, model: nn.Module, optimizer: torch.optim.Optimizer, data:
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_an_exchange_that_is_complete_counts_whatever_comes_then(monkeypatch: pytest.MonkeyPatch, agreed: bool) -> None:
+    results = []
+    for interrupted in (False, True):
+        with monkeypatch.context() as patch:
+            complete = interrupt(patch, agreed) if interrupted else []
+            job, model, optimizer, data = parts()
+            job.protect(model=model, optimizer=optimizer)
+            train(job, model, optimizer, data, 4)
+            results.append(weights(model))
+            assert complete[:2] == [True] * 2 * interrupted and sum(complete) == 4 * interrupted
+    assert all(map(torch.equal, *results))
 
 
 def test_two_runs_have_the_same_bits_and_learn() -> None:
