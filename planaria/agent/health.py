@@ -117,10 +117,10 @@ class Health:
 
     def damaged(self, member: Member) -> None:
         """What the group held or computed was wrong, as it says itself. It is held against its GPU, whatever group or
-        life comes there next; not if there are several (which of the ranks it was is in words alone) or none: there
-        people are told, by the lighthouse."""
+        life comes there next; not if it has several ranks (which of them it was is in words alone, and some may be on
+        other nodes) or no GPU: there people are told, by the lighthouse."""
         devices = [device for device, (group, _) in self._agent.engine.placed().items() if group == member.group]
-        if len(devices) == 1:
+        if self._agent.assignment.ranks == 1 and len(devices) == 1:
             times = self._damages[devices[0]] = self._damages.get(devices[0], 0) + 1
             self.take([Reading(_DAMAGE, times, devices[0], member.group, 0)])
 

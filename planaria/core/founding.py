@@ -73,7 +73,8 @@ class Founding(Ledger):
             ready = [g for g in ready if self._looked(g)]
         # Whoever leaves stays until somebody has its copy.
         leaving = [g for g in self.seen.tellable() if g.state is State.READY and g.draining and self._looked(g)]
-        ready += [g for g in leaving if g.ready and g.ready.kept != NO_QUORUM and not self._can_begin(ready)]
+        newest = max((g.ready.step for g in ready if g.ready is not None), default=-1)
+        ready += [g for g in leaving if g.ready and g.ready.kept != NO_QUORUM and g.ready.step > newest]
         if self.spec is None or not ready or self.complete:
             return
         if self._first_ready_at is None:
@@ -144,15 +145,16 @@ class Founding(Ledger):
         waits = [v for v in views if v.state not in CERTAINLY_GONE and (v.ready is not None or not v.draining)]
         away = [v.member for v in waits if not self._looked(v)]
         # Of one that has lost a rank the others may live, with their copies: its agent would say so.
-        away += [v.member for v in views if v.state is State.DEAD and not v.evicted and not self.seen.connected(v)]
+        lost = [v for v in views if v.state is State.DEAD and not v.evicted and not v.draining]
+        away += [v.member for v in lost if not self.seen.connected(v)]
         if away:
             if self._missed != self._least():
                 self._missed = self._least()
                 text = f"no whole copy of the state was found yet; waiting for {named(away)}"
                 self._event("unshared", f"{text} (planaria evict GROUP declares one dead)")
             return
-        lost = f"job {self.job}: every group that held the state is lost, and no whole copy of it is left in memory"
-        self._stop(f"{lost}; without a durable checkpoint the job cannot go on. Start it again")
+        text = f"job {self.job}: every group that held the state is lost, and no whole copy of it is left in memory"
+        self._stop(f"{text}; without a durable checkpoint the job cannot go on. Start it again")
 
     def _least(self) -> int:
         """Steps that the job's state must have at least, or it would be another that is known of or was lost."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import signal as signals
+from dataclasses import replace
 
 from planaria.core.attendance import Attendance
 from planaria.core.liveness import HEARTBEAT
@@ -206,12 +207,20 @@ class Ledger:
         for member in sorted(told):
             known = self.seen.of(member)
             if known is not None and known.state not in CERTAINLY_GONE:
+                if not urgent and member not in before:
+                    self._fence(known)
                 self._send(known.agent, Publish(member, quorum))
         kind = "quorum" if urgent else "plan"
         numbers = {"lost": before - inside, "joined": inside - before}
         groups = ((name, ",".join(str(m.group) for m in sorted(those))) for name, those in numbers.items())
         facts = (("quorum", str(id)), *groups, ("members", str(len(members))), ("founding", str(founding)))
         self._event(kind, f"quorum {id}: {named(members)} ({reason})", data=facts)
+
+    def _fence(self, joiner: Group) -> None:
+        """Of an urgent quorum without it, which an earlier life of the lighthouse made and did not get to tell: it would
+        go on under the one before, and not join."""
+        if self.current is not None and joiner.ready is not None and joiner.adopted > joiner.ready.after:
+            self._send(joiner.agent, Publish(joiner.member, replace(self.current, urgent=True)))
 
     def _store(self, members: tuple[Member, ...], begins: bool = False) -> QuorumId:
         """Adds a quorum to the lineage. What follows is done only if the store takes it, and it refuses a lighthouse

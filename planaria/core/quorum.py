@@ -63,6 +63,7 @@ class Lighthouse(Standstills):
         self._stateless = NO_QUORUM  # a quorum whose roll call found nobody with a state that counts
         self._strikes = 0  # urgent quorums in a row that broke although nobody died
         self._strike_step = -1
+        self._before = NO_QUORUM  # in force until the planned one was taken that is now
         self._digests: dict[str, Group] = {}  # of finished groups: the first of each
         self._links = LinkWatch()
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
@@ -211,6 +212,7 @@ class Lighthouse(Standstills):
         self.seen.progressed(report.step)
         if (offered := self._offered.get(report.quorum)) is not None:
             # Taken by one is taken by all, even if it was withdrawn here meanwhile: they decided at the same commit.
+            self._before = self._current_id
             self._take(offered)
             self._offered = {id: q for id, q in self._offered.items() if id > offered.id}
             self.planned = self.planned if self.planned is not None and self.planned.id > offered.id else None
@@ -242,8 +244,8 @@ class Lighthouse(Standstills):
     def _holds_up(self, report: Trouble) -> bool:
         """Whether it is about the quorum before a planned one that others have taken: who complains cannot finish the
         step after which they did, and they wait for it."""
-        assert self.current is not None
-        return not self.current.urgent and report.quorum < self.current.id and report.member in self._awaited
+        current = self.current is not None and not self.current.urgent
+        return current and report.quorum == self._before and report.member in self._awaited
 
     def _finished(self, agent: str, report: Finished) -> None:
         view = self._view(agent, report.member)
@@ -388,7 +390,7 @@ class Lighthouse(Standstills):
             self._warn(base, f"out of reach: {names} of quorum {base.id}, and the others are no majority of it")
             return
         live = [g for g in tellable if not g.leaving]
-        if not live or (self.founded and not any(g.settled for g in live)):
+        if not live or not any(g.settled for g in live):
             live = tellable  # whoever leaves stays until somebody has healed from it
         founding = self._may_go_on(base, live, uncertain)
         if founding is None:

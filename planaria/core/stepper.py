@@ -217,8 +217,7 @@ class Stepper:
         target = self.target
         if target is None or not self.works_under(id):
             # Who took part may have ended because of what it showed, and this one be left with a state that is wrong.
-            newest = max(((s.step, s.under) for s in standings if s.settled), default=None)
-            same = {s.checksum for s in standings if s.settled and (s.step, s.under) == newest}
+            same = {standings[rank].checksum for rank in compared(standings)}
             self._in_doubt = self._in_doubt or len(same) > 1
             return []
         rank = target.members.index(self.me)

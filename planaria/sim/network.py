@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from planaria.sim.kernel import Kernel, Process
@@ -45,6 +46,7 @@ class End:
         self.on_lost: Callable[[], None] = lambda: None
         self.lost = False
         self.last_arrival = 0.0
+        self.under_way: deque[Callable[[], None]] = deque()  # to it, the oldest first
 
 
 class Stream:
@@ -55,7 +57,7 @@ class Stream:
         self.links = links
         self.ends = (client, server)
         self.broken = False
-        self._held: list[tuple[End, Callable[[], None]]] = []
+        self._held: list[End] = []  # whom something would reach but for a partition
         links.on_restore.append(self._release)
         for near, far in ((client, server), (server, client)):
             near.process.on_death.append(lambda far=far: self._hang_up(far))  # type: ignore[misc]
@@ -95,23 +97,28 @@ class Stream:
             self.links.on_restore.remove(self._release)
 
     def _carry(self, far: End, action: Callable[[], None]) -> None:
+        far.under_way.append(action)
+        self._travel(far)
+
+    def _travel(self, far: End) -> None:
+        """The oldest that is under way to ``far``, when this arrives."""
         if not self.links.reach(self.ends[0].place, self.ends[1].place):
-            self._held.append((far, action))  # sent again by the transport once the partition is over
+            self._held.append(far)  # sent again by the transport once the partition is over
             return
         delay = self.kernel.between(*(SLOW_DELAY if self.kernel.chance(SLOW_SHARE) else DELAY))
         far.last_arrival = max(far.last_arrival + 1e-6, self.kernel.now + delay)
-        self.kernel.after(far.last_arrival - self.kernel.now, lambda: self._arrive(far, action))
+        self.kernel.after(far.last_arrival - self.kernel.now, lambda: self._arrive(far))
 
-    def _arrive(self, far: End, action: Callable[[], None]) -> None:
+    def _arrive(self, far: End) -> None:
         if self.broken:
             return
         if self._held or not self.links.reach(self.ends[0].place, self.ends[1].place):
-            self._held.append((far, action))
+            self._held.append(far)
             return
-        far.process.post(action)
+        far.process.post(far.under_way.popleft())
 
     def _release(self) -> None:
         if self.links.reach(self.ends[0].place, self.ends[1].place):
             held, self._held = self._held, []
-            for far, action in held:
-                self._carry(far, action)
+            for far in held:
+                self._travel(far)

@@ -113,6 +113,15 @@ def test_what_makes_no_sense(start_run: StartRun) -> None:
     assert run.wait() == 130
 
 
+def test_no_gpu_is_drained_for_a_group_of_which_any_rank_may_be_wrong(start_run: StartRun) -> None:
+    gpus = plain_environ(CUDA_VISIBLE_DEVICES="4,5,6,7")
+    run = start_run("--groups", "2", "--nproc-per-group", "2", *TRAIN, "damaged", environ=gpus)
+    run.until(lambda: any("was damaged 3 times" in event["text"] for event in run.events("suspicious")))
+    assert run.events("health") == [] and status(run).drained == ()
+    run.interrupt()
+    assert run.wait() == 130, run.err.read_text()
+
+
 def test_a_gpu_on_which_a_group_was_caught_again_and_again(start_run: StartRun) -> None:
     """By a rule of health, as an operator would have it, who takes it back."""
     run = start_run("--groups", "2", *TRAIN, "damaged", environ=plain_environ(CUDA_VISIBLE_DEVICES="4,5,6"))

@@ -91,6 +91,30 @@ def test_a_newer_copy_of_one_that_stands_still_is_waited_for() -> None:
     assert looks(desk, 0, 4, run=4)[0] == "store 1.5 [0.1 1.1 2.1]"
 
 
+@pytest.mark.parametrize("copies", [(0, 0), (2, 2)])
+def test_who_leaves_gives_the_newest_copy_and_is_not_waited_for_as_if_it_were_away(copies: tuple[int, int]) -> None:
+    desk = copying(3)
+    desk.lines(desk.lighthouse.drain_node("a1", "", desk.now))
+    all_die(desk, 3)
+    looks(desk, 1, 4, run=4)
+    looks(desk, 0, copies[0], run=4)
+    assert looks(desk, 2, copies[1], run=4)[0] == "store 1.5 [0.1 1.1 2.1]"
+    assert desk.dies(2)[0] == "store 1.6 [0.1 1.1]", "nobody has adopted it"
+
+
+def test_who_left_in_order_long_ago_took_no_copy_along() -> None:
+    desk = copying(3)
+    desk.lines(desk.lighthouse.scale(2, desk.now))
+    desk.adopts(0, 2, 6)
+    desk.adopts(1, 2, 6)
+    desk.dies(2)
+    desk.lighthouse.agent_lost("a2", desk.now)
+    all_die(desk)
+    for group in (0, 1):
+        looks(desk, group, 0, run=desk.lighthouse._run.number)
+    assert "no whole copy of it is left in memory" in desk.lighthouse.stopped
+
+
 def test_a_copy_may_be_gone_with_the_next_process_and_a_checkpoint_may_not() -> None:
     desk = copying(saves=True)
     all_die(desk)

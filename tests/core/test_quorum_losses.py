@@ -317,4 +317,6 @@ def test_a_lighthouse_that_starts_again_lets_a_late_group_end_its_round_before_i
     for step in range(6, 12):
         assert shows(desk, step, Phase.EXCHANGING, Phase.COMPUTING, Phase.EXCHANGING) == []
     found = shows(desk, 12, Phase.COMPUTING, Phase.FORMING, Phase.COMPUTING)
-    assert found == ["store 2.1 [0 1 2]", *(f"a{group}: planned 2.1 [0 1 2]" for group in range(3))]
+    told = [f"a{group}: planned 2.1 [0 1 2]" for group in range(3)]
+    told.insert(1, "a1: urgent 1.2 [0 2]")  # as far as is known it was never told that it is out
+    assert found == ["store 2.1 [0 1 2]", *told]
