@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from planaria.core.messages import Adopted, Event, Heartbeat, Hello, Order, Report
 from planaria.core.quorum import Lighthouse
-from planaria.core.roster import Effect, JobStatus, LineageRecord, Persist, Record, Send, condition
+from planaria.core.roster import Effect, JobStatus, LineageRecord, Persist, Record, Send, condition, status_of
 from planaria.errors import PlanariaError, UsageError
 from planaria.lighthouse import story
 from planaria.lighthouse.elector import Keeper
@@ -29,7 +29,8 @@ log = logging.getLogger("planaria.lighthouse")
 ORDERS_WAITING = 4096
 EVENTS_KEPT = 512  # per job, for status and for those who begin to watch
 EVENTS_WAITING = 2 * EVENTS_KEPT  # for one watcher: what is kept, told at once, and as much again
-JOBS_KEPT = 1024  # beyond this, jobs without agents are forgotten, the oldest first
+# Jobs without agents; beyond this they are forgotten, the oldest first. The past of a long one takes some 2 MB.
+JOBS_KEPT = 128
 
 # Seconds. Half of the figure for a recovery (0.15 s) at the lower end, the slowest that torchft showed at the
 # upper.
@@ -52,8 +53,9 @@ class Job:
         self.events_by_kind: Counter[str] = Counter()
         self.recoveries: list[int] = [0] * (len(RECOVERY_BUCKETS) + 1)
         self.recovery_seconds = 0.0
-        self.history = History(time.time())
-        self._newest = -1, time.monotonic()  # the most steps that anybody has committed, and when it came to be known
+        self.history = History(time.time(), time.monotonic())
+        # The most steps that anybody has committed (in this run: it may go back), and when it came to be known.
+        self._newest = -1, time.monotonic()
         self._keeper = keeper
         self._recovery = RecoveryWatch()
         self._agents_seen: set[str] = set()
@@ -75,19 +77,18 @@ class Job:
             stream.close(self.closed)
 
     def report(self, agent: str, report: Report) -> None:
-        if isinstance(report, Heartbeat):
-            self.history.heard(report.pulses)
         # Without effects a heartbeat only moves deadlines away, and a tick that comes too early does no harm.
         # So the clock need not be set anew for the bulk of all reports.
         self._run(lambda now: self.machine.handle(agent, report, now), keep_timer=isinstance(report, Heartbeat))
-        if isinstance(report, Adopted):
-            self._measure(report)
+        self._show(report)
 
     def leave(self, agent: str, stream: Outbox[Order]) -> None:
         """The stream ended. Says nothing to the machine if a newer one has replaced it."""
         if self.streams.get(agent) is stream:
             del self.streams[agent]
             self._run(lambda now: self.machine.agent_lost(agent, now))
+            if not self.streams:  # nothing may be heard for long: that time is not what was seen last
+                self._account(time.monotonic())
 
     def is_over_for(self, agent: str) -> bool:
         """Whether an unknown agent that says hello can only mean a new run under the same name."""
@@ -140,9 +141,10 @@ class Job:
         now = time.monotonic()
         try:
             effects = step(now)
-            if self.machine.seen.top_step > self._newest[0]:
-                self._newest = self.machine.seen.top_step, now
-                self.history.committed(self._newest[0], time.time())
+            if (top := self.machine.seen.top_step) != self._newest[0]:  # less: the job went back to a checkpoint
+                if top > self._newest[0]:
+                    self.history.committed(top, time.time(), now)
+                self._newest = top, now
             self._perform(effects, now)
             if self.history.due(now):
                 self._account(now)
@@ -179,23 +181,36 @@ class Job:
             if not watcher.offer(event):
                 self.watchers.discard(watcher)
 
+    def _show(self, report: Report) -> None:
+        """What is for people alone. If that breaks, no agent is to notice."""
+        if self.closed or not self.may_act():
+            return
+        try:
+            if isinstance(report, Heartbeat):
+                self.history.heard(report.pulses)
+            elif isinstance(report, Adopted):
+                self._measure(report)
+        except Exception:
+            log.exception("job %s: a report does not come to be seen", self.name)
+
     def _measure(self, report: Adopted) -> None:
-        at, step = time.time(), max(self.machine.seen.top_step, 0)
+        at, now, step = time.time(), time.monotonic(), max(self.machine.seen.top_step, 0)
         self.history.adopted(report.member, at, step)
-        took = self._recovery.adopted(report, time.monotonic())
+        took = self._recovery.adopted(report, now)
         if took is not None:
             self.recoveries[sum(took > bound for bound in RECOVERY_BUCKETS)] += 1
             self.recovery_seconds += took
             members = len(self.machine.current.members) if self.machine.current is not None else 0
             policy = self.machine.spec.policy if self.machine.spec is not None else None
             text = story.recovery(self.events, took, members, policy)
-            self.history.recovered(took, members, at, step, text)
+            self.history.recovered(took, members, now, at, step, text)
 
     def _account(self, now: float) -> None:
-        status = self.machine.snapshot()
-        conditions = Counter(condition(group) for group in status.groups)
-        conditions["missing"] = max(status.desired - len(status.groups), 0)
-        self.history.account({} if status.complete else conditions, now)
+        seen, spec = self.machine.seen, self.machine.spec
+        # No snapshot, which sorts: this is done every second whether anybody looks or not.
+        conditions = Counter(condition(status_of(view, seen.connected(view))) for view in seen.groups.values())
+        conditions["missing"] = max((spec.groups if spec is not None else 0) - len(seen.groups), 0)
+        self.history.account({} if self.machine.complete else conditions, now)
 
     def _set_timer(self, now: float) -> None:
         """Have the machine ticked when it wants to be."""
@@ -277,5 +292,5 @@ class Jobs:
     def _forget(self) -> None:
         """Keep the number of jobs bounded; those whose agents are all gone can be rebuilt or are over."""
         idle = [name for name, job in self._jobs.items() if not job.streams]
-        for name in idle[: max(0, len(self._jobs) - JOBS_KEPT + 1)]:
+        for name in idle[: max(0, len(idle) - JOBS_KEPT + 1)]:
             self._jobs.pop(name).close("forgotten: its agents are gone and other jobs need the place")

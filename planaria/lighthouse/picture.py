@@ -9,7 +9,7 @@ from typing import Any
 
 from planaria.core.messages import Quorum
 from planaria.core.roster import GroupStatus, JobStatus, condition
-from planaria.lighthouse.history import Mark
+from planaria.lighthouse.history import Mark, short
 from planaria.lighthouse.jobs import RECOVERY_BUCKETS, Job
 from planaria.lighthouse.seat import Seat, who_leads
 
@@ -38,7 +38,7 @@ def picture_of(job: Job) -> dict[str, Any]:
         "policy": spec.policy.value if spec is not None else "",
         "quorum": _quorum(status.quorum),
         "planned": _quorum(status.planned),
-        "drained": status.drained,
+        "drained": [[agent, gpu] for agent, closed in job.machine.closed.items() for gpu in sorted(closed)],  # "": all
         "agents": len(job.streams),
         "groups": [_row(group, group.member in members) for group in status.groups],
         "group_seconds": {name: round(seconds, 1) for name, seconds in history.group_seconds.items() if seconds},
@@ -85,7 +85,7 @@ def _heading(job: Job, status: JobStatus) -> dict[str, Any]:
         "job": job.name,
         "step": max((group.step for group in status.groups), default=0),
         "steps": max(totals, default=0),
-        "loss": _short(sum(losses) / len(losses)) if losses else None,
+        "loss": _finite(sum(losses) / len(losses)) if losses else None,
         "desired": status.desired,
         "members": len(status.quorum.members) if status.quorum is not None else 0,
         "complete": status.complete,
@@ -109,8 +109,8 @@ def _row(group: GroupStatus, inside: bool) -> list[object]:
         condition(group),
         group.phase.name.lower(),
         group.step,
-        _short(group.step_seconds),
-        _short(group.loss) if math.isfinite(group.loss) else None,
+        _finite(group.step_seconds) or 0.0,
+        _finite(group.loss),
         group.shards if inside else 0,
         group.agent,
         group.note,
@@ -121,5 +121,6 @@ def _mark(mark: Mark) -> list[object]:
     return [mark.lane, round(mark.at, 4), mark.until and round(mark.until, 4), mark.group, mark.step, mark.text]
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}") if math.isfinite(value) else 0.0
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers. (A mean of large ones may be none.)"""
+    return short(value) if math.isfinite(value) else None

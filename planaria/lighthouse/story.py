@@ -21,12 +21,15 @@ _SHARDS = {
 
 def recovery(events: Iterable[Event], took: float, members: int, policy: Policy | None) -> str:
     """``events``: up to the one that ended the recovery. ``took``: seconds. ``members``: that are at work now."""
-    incidents = tell(Entry(each.at, each.kind, each.text, each.group, dict(each.data)) for each in events).incidents
+    known = [Entry(each.at, each.kind, each.text, each.group, dict(each.data)) for each in events]
+    # Losses that are told of by no quorum, or by an older one, have no part in it.
+    last = next((entry for entry in reversed(known) if entry.kind == "quorum"), None)
+    found = next((each for each in tell(known).incidents if each.quorum is not None and each.quorum is last), None)
     who = f"all {members} " if members > 1 else ""
     after = f"{who}at work again after {seconds_in_words(took)}"
-    if not incidents or not incidents[-1].losses:
+    if found is None or not found.losses:
         return f"the quorum was formed again, {after}"
-    losses = [lost(loss) for loss in incidents[-1].losses.values()]
+    losses = [lost(loss) for loss in found.losses.values()]
     more = f" and {len(losses) - _NAMED} more groups" if len(losses) > _NAMED else ""
     shards = _SHARDS.get(policy, "") if policy is not None else ""
     if len(losses) == 1:

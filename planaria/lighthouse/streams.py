@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 from planaria.core.liveness import HEARTBEAT_SECONDS
@@ -31,6 +30,7 @@ class Streams:
         self.open = 0
         self._seat = seat
         self._drawn: dict[str, tuple[float, bytes]] = {}  # by job: when, and what
+        self._listing = asyncio.Lock()
 
     @property
     def full(self) -> bool:
@@ -45,7 +45,7 @@ class Streams:
         told = Reader()
         try:
             while not gone.done():
-                writer.write(self._all() if job is None else self._one(job, told))
+                writer.write(await (self._all() if job is None else self._one(job, told)))
                 async with asyncio.timeout(PATIENCE):
                     await writer.drain()
                 await asyncio.wait({gone}, timeout=self._pause(told))
@@ -58,11 +58,17 @@ class Streams:
         many = told.job is not None and len(told.job.machine.seen.groups) > _MANY
         return 2 * HEARTBEAT_SECONDS if many else HEARTBEAT_SECONDS
 
-    def _all(self) -> bytes:
-        jobs = self._seat.jobs.all() if self._seat.jobs is not None else []
-        return self._once("", lambda: {"seat": seat_of(self._seat), "jobs": [line_of(job) for job in jobs]})
+    async def _all(self) -> bytes:
+        async with self._listing:  # whoever comes meanwhile waits, and is told the same
+            if (drawn := self._fresh("")) is not None:
+                return drawn
+            lines = []
+            for job in self._seat.jobs.all() if self._seat.jobs is not None else []:
+                lines.append(line_of(job))
+                await asyncio.sleep(0)  # that took milliseconds if it is large, and what agents say comes first
+            return self._draw("", {"seat": seat_of(self._seat), "jobs": lines})
 
-    def _one(self, name: str, told: Reader) -> bytes:
+    async def _one(self, name: str, told: Reader) -> bytes:
         jobs = self._seat.jobs
         try:
             job: Job | None = jobs.find(name) if jobs is not None else None
@@ -72,15 +78,19 @@ class Streams:
         if job is None:
             told.job = None
             return _event("picture", {"seat": seat_of(self._seat), "missing": missing})
-        shared = self._once(name, lambda: {"seat": seat_of(self._seat), "job": picture_of(job)})
+        shared = self._fresh(name) or self._draw(name, {"seat": seat_of(self._seat), "job": picture_of(job)})
+        if told.job is not job:
+            await asyncio.sleep(0)  # the first news are long: not in one go with the picture
         return shared + _event("news", told.news(job))
 
-    def _once(self, name: str, draw: Callable[[], dict[str, Any]]) -> bytes:
-        """What ``draw`` gives, or what it gave less than half a heartbeat ago."""
+    def _fresh(self, name: str) -> bytes | None:
+        """What was drawn less than half a heartbeat ago, for somebody else."""
         now = time.monotonic()
         self._drawn = {key: kept for key, kept in self._drawn.items() if now - kept[0] < HEARTBEAT_SECONDS / 2}
-        if name not in self._drawn:
-            self._drawn[name] = now, _event("picture", draw())
+        return self._drawn[name][1] if name in self._drawn else None
+
+    def _draw(self, name: str, picture: dict[str, Any]) -> bytes:
+        self._drawn[name] = time.monotonic(), _event("picture", picture)
         return self._drawn[name][1]
 
 

@@ -367,15 +367,17 @@ async def test_a_new_run_under_the_name_of_one_that_is_over(server: Server) -> N
 async def test_idle_jobs_are_forgotten_before_they_fill_the_memory(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_module, "JOBS_KEPT", 3)
-    async with FakeAgent(server.address, "a", "busy") as busy:
-        await busy.epoch()
+    monkeypatch.setattr(jobs_module, "JOBS_KEPT", 2)
+    agents = (FakeAgent(server.address, "a", f"busy{number}") for number in range(3))
+    async with contextlib.AsyncExitStack() as stack:
+        for busy in agents:  # more than are kept, and no reason to forget others
+            await (await stack.enter_async_context(busy)).epoch()
         for number in range(5):
             async with FakeAgent(server.address, "a", f"job{number}") as agent:
                 await agent.epoch()
                 await agent.leave()
                 await eventually(partial(is_idle, server, f"job{number}"))
-        assert [job.name for job in server.seat.jobs.all()] == ["busy", "job3", "job4"]
+        assert [job.name for job in server.seat.jobs.all()] == ["busy0", "busy1", "busy2", "job3", "job4"]
 
 
 # --- addresses ----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from lighthouse_clients import ROOT, FakeAgent, Lighthouse, eventually
 
 from planaria.core.messages import Drain, Phase, Publish
 from planaria.lighthouse.client import OperatorClient
+from planaria.lighthouse.streams import MAX_STREAMS
 from planaria.wire import authority
 from planaria.wire.credentials import ENVIRONMENT, Credentials
 from planaria.wire.roles import LIGHTHOUSE_NAME, Role
@@ -301,3 +302,21 @@ async def test_one_that_stands_by_says_who_leads(browser: Any, shots: Path, tmp_
 def leads(address: str) -> bool:
     with OperatorClient(address) as client:
         return client.posts()[0].state == "leads"
+
+
+async def test_it_says_that_too_many_pages_are_open(browser: Any, tmp_path: Path) -> None:
+    with Lighthouse(tmp_path / "db", "--http", "127.0.0.1:0") as lighthouse:
+        host, port = lighthouse.listening["http"].split(":")
+        writers = []
+        for _ in range(MAX_STREAMS):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /live/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\n\n")
+            writers.append(writer)
+        viewer = await Viewer().open(browser, http(lighthouse))
+        await viewer.sees("Too many pages of this lighthouse are open")
+        assert await viewer.page.get_by_text("No answer from the lighthouse").count() == 0
+        for writer in writers:
+            writer.close()
+        await viewer.sees("knows no job yet")
+        assert await viewer.page.get_by_text("Too many pages").count() == 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +19,11 @@ from lighthouse_clients import FakeAgent, eventually
 from test_lighthouse_http import address, get, send, work
 
 from planaria.core.messages import Died, Event, Finished, Member, Publish
+from planaria.core.roster import Effect
 from planaria.lighthouse import http, streams
 from planaria.lighthouse.assets import assets
+from planaria.lighthouse.jobs import Job
+from planaria.lighthouse.picture import picture_of
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
 from tools.vendor_web import PACKAGES, VENDOR
@@ -34,6 +40,15 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pictures a second."""
     monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.01)
+
+
+def the_job(server: Server) -> Job:
+    assert server.seat.jobs is not None
+    return server.seat.jobs.find("train")
+
+
+def all_heard(job: Job) -> bool:
+    return all(view.pulse is not None for view in job.machine.seen.groups.values())
 
 
 def pages(server: Server) -> http.StatusPages:
@@ -141,6 +156,110 @@ async def test_a_stream_tells_all_and_then_what_is_new(server: Server, hurried: 
         while not (jobs := (await all_jobs.next("picture"))["jobs"]) or jobs[0]["losses"] != 1:
             pass
         assert jobs[0]["job"] == "train" and jobs[0]["members"] == 1
+
+
+async def test_losses_that_are_no_sensible_numbers_end_no_stream(server: Server, hurried: None) -> None:
+    async with FakeAgent(server.address, "a") as agent, Listener(server, "/live/train") as listener:
+        await work(agent)
+        for loss in (1.7e308, -math.inf, math.nan, 1e308):
+            await agent.beat(0, 1, step=4, loss=loss)
+        await agent.beat(0, 1, step=5, loss=1e308)
+        while (picture := (await listener.next("picture")).get("job")) is None or picture["step"] < 5:
+            pass
+        assert picture["loss"] is None, "the mean of two of 1e308"
+        await listener.next("news")
+
+
+async def test_commits_after_going_back_are_told(server: Server) -> None:
+    async with FakeAgent(server.address, "a") as agent:
+        await work(agent)
+        job = the_job(server)
+        await eventually(lambda: all_heard(job))
+
+        def back(now: float) -> list[Effect]:
+            job.machine.seen.top_step = 1
+            return []
+
+        before = job.history.committed_count
+        job._run(back)
+        assert job.history.committed_count == before, "that is no commit"
+        await agent.beat(0, 1, step=2)
+        await eventually(lambda: job.history.committed_count > before)
+        assert job.history.commits_since(before)[0][1] == 2
+        assert job.seconds_since_commit < 30
+
+
+async def test_a_bug_of_what_is_shown_ends_no_agents_stream(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with FakeAgent(server.address, "a") as agent:
+        await work(agent)
+        job = the_job(server)
+        monkeypatch.setattr(job.history, "heard", broken)
+        monkeypatch.setattr(job.history, "adopted", broken)
+        await agent.adopt(agent.newest(Publish).quorum, 3)
+        for step in (4, 5):
+            await agent.beat(0, 1, step=step)
+            await eventually(lambda step=step: job.machine.seen.top_step == step)
+        assert agent.ended is None and not job.closed
+
+
+async def test_the_time_after_the_last_agent_is_no_time_at_work(server: Server) -> None:
+    async with FakeAgent(server.address, "a") as agent:
+        await work(agent)
+        job = the_job(server)
+        await eventually(lambda: all_heard(job))
+        job._account(time.monotonic())
+        assert job.history._conditions["working"] == 2
+        await agent.leave()
+        await eventually(lambda: not job.streams)
+        assert job.history._conditions["working"] == 0 and job.history._conditions["out of reach"] == 2
+
+
+async def test_the_account_takes_no_snapshot(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeAgent(server.address, "a") as agent:
+        await work(agent)
+        job = the_job(server)
+        monkeypatch.setattr(job.machine, "snapshot", lambda: pytest.fail("which sorts all groups"))
+        job._account(time.monotonic())
+
+
+async def test_a_node_and_a_gpu_that_are_drained_are_told_apart(server: Server) -> None:
+    async with FakeAgent(server.address, "rack:1") as agent:
+        await work(agent)
+        job = the_job(server)
+        job.machine.closed = {"rack:1": frozenset({""}), "rack": frozenset({"1"})}
+        assert picture_of(job)["drained"] == [["rack:1", ""], ["rack", "1"]]
+
+
+async def test_many_jobs_are_drawn_bit_by_bit_and_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(streams, "seat_of", lambda seat: {})
+    monkeypatch.setattr(streams, "line_of", lambda job: drawn.append(job))
+    seat: Any = SimpleNamespace(jobs=SimpleNamespace(all=lambda: range(5)))
+    told = streams.Streams(seat)
+
+    async def others() -> list[int]:
+        found = []
+        while len(drawn) < 5:
+            await asyncio.sleep(0)
+            found.append(len(drawn))
+        return found
+
+    _, _, between = await asyncio.gather(told._all(), told._all(), others())
+    assert set(between) >= {2, 3, 4} and drawn == [0, 1, 2, 3, 4]
+
+
+async def test_the_first_news_are_not_made_in_one_go_with_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "seat_of", lambda seat: {})
+    monkeypatch.setattr(streams, "picture_of", lambda job: {})
+    seat: Any = SimpleNamespace(jobs=SimpleNamespace(find=lambda name: "a job"))
+    reader: Any = SimpleNamespace(job=None, news=lambda job: {})
+    making = asyncio.ensure_future(streams.Streams(seat)._one("train", reader))
+    await asyncio.sleep(0)
+    assert not making.done()
+    assert b"event: news" in await making
 
 
 async def test_a_job_that_ended_stays_to_be_seen(server: Server, hurried: None) -> None:

@@ -1,6 +1,7 @@
 // What an operator can have done from here. Without an operator's certificate there are no verbs, and no buttons.
 
 import { html, nothing, render } from "/web/vendor/lit-html/lit-html.js";
+import { placeName } from "/web/model.js";
 
 /** What each verb does, for the one who is asked to confirm it. */
 const EXPLAINED = {
@@ -77,9 +78,8 @@ export function groupActions(job, group) {
 
 export function jobActions(job) {
   if (!verbs.length || job.complete || job.stopped) return nothing;
-  const drained = job.drained.map((place) => {
-    const at = place.lastIndexOf(":"); // "node", or "node:GPU"
-    const [node, device] = at < 0 ? [place, ""] : [place.slice(0, at), place.slice(at + 1)];
+  const drained = job.drained.map(([node, device]) => {
+    const place = placeName([node, device]);
     return button(`Undrain ${place} …`, `Undrain ${place}`, job.job, "undrain", { node, device });
   });
   const scale = (by) => button(`${by > 0 ? "+1" : "−1"} group …`, `Scale to ${job.desired + by} groups`, job.job, "scale", { groups: job.desired + by });

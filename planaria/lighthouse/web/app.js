@@ -10,6 +10,7 @@ const root = document.getElementById("app");
 const job = nameIn(location.pathname);
 let picture = null;
 let silentSince = null;
+let tooMany = false;
 let asked = 0;
 
 const page = job === null ? null : new JobPage(redraw);
@@ -30,7 +31,8 @@ function redraw() {
 }
 
 function view() {
-  const trouble = silentSince === null ? nothing : html`<p class="banner" role="alert">No answer from the lighthouse since ${clock(silentSince / 1000)}; what follows is older. Training needs none to go on; a run that is over took its own along. Trying again …</p>`;
+  const since = silentSince === null ? "" : clock(silentSince / 1000);
+  const trouble = silentSince === null ? nothing : tooMany ? html`<p class="banner" role="alert">Too many pages of this lighthouse are open; what follows is of ${since}. Close some. Trying again …</p>` : html`<p class="banner" role="alert">No answer from the lighthouse since ${since}; what follows is older. Training needs none to go on; a run that is over took its own along. Trying again …</p>`;
   if (picture === null) return html`${trouble}<p class="quiet">Asking the lighthouse …</p>`;
   const seat = picture.seat.words ? html`<p class="banner" role="status">${picture.seat.words}</p>` : nothing;
   return html`${trouble}${seat}${content()}`;
@@ -59,9 +61,9 @@ listen(job, {
     page?.news(data);
     redraw();
   },
-  silent(since) {
-    if (silentSince === since) return;
-    silentSince = since;
+  silent(since, full) {
+    if (silentSince === since && tooMany === full) return;
+    [silentSince, tooMany] = [since, full];
     redraw();
   },
 });

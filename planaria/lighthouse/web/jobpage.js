@@ -8,7 +8,7 @@ import { goodput, goodputTable } from "/web/goodput.js";
 import { lookTable, Strip } from "/web/groups.js";
 import { Histogram } from "/web/histogram.js";
 import { home, stateOf } from "/web/jobspage.js";
-import { groupOf, Model } from "/web/model.js";
+import { groupOf, Model, placeName } from "/web/model.js";
 import { LANES, Timeline } from "/web/timeline.js";
 import { clock, count, duration, number, percent } from "/web/words.js";
 
@@ -46,7 +46,7 @@ export class JobPage {
   view({ job }) {
     const { model } = this;
     const groups = job.groups.map(groupOf);
-    this.curve.take(model.loss, model.marks.filter((mark) => mark.lane === "interrupt"));
+    this.curve.take(model.loss, model.failures());
     this.timeline.take(model.marks, model.everyCommit(job.began), job.began, job.now);
     this.histogram.take(job.recovery_bounds, job.recoveries);
     return html`
@@ -65,7 +65,7 @@ export class JobPage {
           <p class="quiet">${this.recoveries(job)}</p>${this.histogram.element}
         </section>
         <section class="card" aria-labelledby="goodput"><h2 id="goodput">Goodput: ${percent(goodput(job.group_seconds))}</h2>
-          <p class="quiet">Since ${clock(job.began)}, when this lighthouse began with the job: what was before, it does not know. No step and no sample is ever lost; time is.</p>
+          <p class="quiet">Since ${clock(job.began)}, when this lighthouse began with the job: what was before, it does not know.${model.lostNothing(job.policy) ? " No step and no sample was lost; time was." : ""}</p>
           ${goodputTable(job.group_seconds)}
         </section>
       </div>
@@ -89,12 +89,12 @@ export class JobPage {
     else if (!job.quorum) parts.push("no quorum yet: groups start");
     else parts.push(quorumOf(job.quorum));
     if (job.planned) parts.push(`planned: ${quorumOf(job.planned)}`);
-    if (job.drained.length) parts.push(`drained: ${job.drained.join(", ")}`);
+    if (job.drained.length) parts.push(`drained: ${job.drained.map(placeName).join(", ")}`);
     return html`<p class="sentence" role="status"><span class="dot ${tone}" aria-hidden="true"></span><b>${word}</b>: ${parts.join("; ")}</p>`;
   }
 
   figures(job) {
-    const speed = job.complete ? null : this.model.speed();
+    const speed = job.complete ? null : this.model.speed(job.now);
     const figures = [
       ["step", job.step.toLocaleString("en"), job.steps ? `of ${job.steps.toLocaleString("en")}` : ""],
       ["speed", speed === null ? "–" : number(speed, 3), "steps/s"],

@@ -1,7 +1,7 @@
 // What was heard of one job, put together. Bounded, for a page may stay open for weeks.
 
 const EVENTS = 1000;
-const MARKS = 4096;
+const MARKS = 1024; // of each lane of the timeline: checkpoints, of which there are many, push no loss out
 const COMMITS = 8192;
 const SPEED_SECONDS = 30; // steps a second are those of the last half minute, as in planaria top
 const LEAST_SECONDS = 1; // below it a rate says more of the heartbeats than of the steps
@@ -13,7 +13,7 @@ export class Model {
 
   forget() {
     this.events = []; // {at, kind, group, text}, oldest first
-    this.marks = []; // {lane, at, until, group, step, text}
+    this.marks = []; // {lane, at, until, group, step, text}, in the order in which they were made
     this.commits = []; // [at, step]: the newest, one by one
     this.loss = []; // [step, mean, least, most]
     this.progress = []; // [seconds since the lighthouse began, step, …]
@@ -28,23 +28,37 @@ export class Model {
     }
     this.commits.push(...news.commits);
     this.events.splice(0, this.events.length - EVENTS);
-    this.marks.splice(0, this.marks.length - MARKS);
+    this.marks = newestOfEach(this.marks);
     this.commits.splice(0, this.commits.length - COMMITS);
     this.loss.splice(news.loss.from, Infinity, ...news.loss.rows);
     this.progress.splice(news.progress.from, Infinity, ...news.progress.rows);
   }
 
-  /** Steps a second of late, or null if too little was seen. */
-  speed() {
+  /** Steps a second until `now` (of the lighthouse's clock), or null if too little was seen; 0 when nothing moves. */
+  speed(now) {
     const last = this.commits.at(-1);
     if (!last) return null;
-    let first = this.commits.length - 1;
-    while (first > 0 && last[0] - this.commits[first - 1][0] <= SPEED_SECONDS) {
+    const newest = this.commits.length - 1;
+    let first = newest;
+    // A step may take longer than that: one is looked at always.
+    while (first > 0 && (first === newest || now - this.commits[first - 1][0] <= SPEED_SECONDS)) {
       if (this.commits[first - 1][1] > this.commits[first][1]) break; // the job went back to a checkpoint
       first -= 1;
     }
     const [at, step] = this.commits[first];
-    return last[0] - at >= LEAST_SECONDS ? (last[1] - step) / (last[0] - at) : null;
+    if (now - last[0] > Math.max(SPEED_SECONDS, 2 * (last[0] - at))) return 0;
+    return first < newest && now - at >= LEAST_SECONDS ? (last[1] - step) / (now - at) : null;
+  }
+
+  /** Where groups at work were lost. What only may lead to that is trouble, another lane. */
+  failures() {
+    return this.marks.filter((mark) => mark.lane === "interrupt");
+  }
+
+  /** Whether each sample was trained on once, as far as is known: with the policy `shrink` those of the lost are left
+   *  out, and a job that goes back to a checkpoint makes steps again. */
+  lostNothing(policy) {
+    return policy !== "shrink" && !this.marks.some((mark) => mark.lane === "resume");
   }
 
   /** Every commit that is known: those of long ago in steps of seconds or more, the newest one by one. */
@@ -53,6 +67,20 @@ export class Model {
     const old = this.progress.map(([seconds, , , most]) => [began + seconds, most]).filter(([at]) => at < first);
     return [...old, ...this.commits];
   }
+}
+
+function newestOfEach(marks) {
+  if (marks.length <= MARKS) return marks;
+  const kept = new Map();
+  return marks.toReversed().filter(({ lane }) => {
+    kept.set(lane, (kept.get(lane) ?? 0) + 1);
+    return kept.get(lane) <= MARKS;
+  }).reverse();
+}
+
+/** A place that was drained, [node, GPU] or [node, ""], as the command line calls it. */
+export function placeName([node, gpu]) {
+  return gpu ? `${node}:${gpu}` : node;
 }
 
 /** A group's line in a picture. */

@@ -6,8 +6,10 @@ const AGAIN_MS = 2000; // a lighthouse that was killed is back within about a se
  * Hear of one job, or of all jobs if `job` is null.
  *
  * @param {string | null} job
- * @param {{picture: (data: object) => void, news: (data: object) => void, silent: (since: number | null) => void}} on
- *   `silent` gets the time (ms) at which something was heard last while nobody answers, and null once somebody does.
+ * @param {{picture: (data: object) => void, news: (data: object) => void,
+ *   silent: (since: number | null, full: boolean) => void}} on
+ *   `silent` gets the time (ms) at which something was heard last while nobody answers, or the lighthouse has too many
+ *   listeners (`full`); and null once it tells something.
  */
 export function listen(job, on) {
   let source = null;
@@ -20,13 +22,15 @@ export function listen(job, on) {
     source = new EventSource(`/live/${encodeURIComponent(job ?? "")}`);
     source.addEventListener("picture", (event) => {
       heard = Date.now();
-      on.silent(null);
+      on.silent(null, false);
       on.picture(JSON.parse(event.data));
     });
     source.addEventListener("news", (event) => on.news(JSON.parse(event.data)));
     source.addEventListener("error", () => {
+      // A browser gives up by itself only if it was answered, and not with a stream: see `full` in streams.py.
+      const full = source.readyState === EventSource.CLOSED;
       source.close();
-      on.silent(heard);
+      on.silent(heard, full);
       again = setTimeout(open, AGAIN_MS);
     });
   }
@@ -40,5 +44,5 @@ export function listen(job, on) {
       open();
     }
   });
-  open();
+  if (!document.hidden) open();
 }

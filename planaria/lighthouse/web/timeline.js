@@ -1,11 +1,12 @@
-// When what happened: commits, quorums, interrupts, recoveries, healing; from 10 ms to days.
+// When what happened: commits, quorums, losses, trouble, recoveries, healing; from 10 ms to days.
 
 import { axis, Chart, colour, Span, times, uPlot } from "/web/chart.js";
 import { clock, count, duration } from "/web/words.js";
 
 /** From top to bottom. `span`: what takes time is a bar, else it is a point. */
 export const LANES = [
-  { name: "interrupt", label: "Losses, suspicions", short: "losses", tone: "bad" },
+  { name: "interrupt", label: "Losses", short: "losses", tone: "bad" },
+  { name: "trouble", label: "Trouble, late groups", short: "trouble", tone: "warn" },
   { name: "recovery", label: "Recoveries", short: "recoveries", tone: "warn", span: true },
   { name: "quorum", label: "Quorums", short: "quorums", tone: "accent" },
   { name: "plan", label: "Planned quorums", short: "planned", tone: "accent" },
