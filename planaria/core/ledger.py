@@ -217,8 +217,8 @@ class Ledger:
         self._event(kind, f"quorum {id}: {named(members)} ({reason})", data=facts)
 
     def _fence(self, joiner: Group) -> None:
-        """Of an urgent quorum without it, which an earlier life of the lighthouse made and did not get to tell: it would
-        go on under the one before, and not join."""
+        """By an urgent quorum without it, which an earlier life of the lighthouse made and did not tell of: it would go
+        on under the one before it, and not join."""
         if self.current is not None and joiner.ready is not None and joiner.adopted > joiner.ready.after:
             self._send(joiner.agent, Publish(joiner.member, replace(self.current, urgent=True)))
 

@@ -257,7 +257,7 @@ class Worker:
 
     def _exchange_all(self, work: core.Exchange) -> tuple[Exchanged, list[torch.Tensor]]:
         communicator = self.session.communicator(work.quorum)
-        # Now: once the exchange is complete its communicator may be gone at any moment, and the step counts all the same.
+        # Now, for once the exchange is complete its communicator may be gone at any moment, and the step counts still.
         self._partners = tuple(member.group for member in communicator.quorum.members)
         if self._exchange is None or self._exchange[0] != work.quorum:
             self._exchange = (work.quorum, TreeExchange(communicator, self._sums.layout))
