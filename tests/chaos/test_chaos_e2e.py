@@ -96,6 +96,21 @@ def test_a_script_that_is_over_too_soon_is_said_to_be(tmp_path: Path) -> None:
     assert "give the script more steps" in output
 
 
+def test_curves_go_on_when_the_group_that_writes_them_dies(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    script, board = TINY_LM.with_name("tracked_loop.py"), tmp_path / "board"
+    words = ("--groups", "2", "--kills", "3", "--every", "1s", "--log-dir", "logs")
+    code, output = finish("chaos", str(script), *words, "--", "--board", str(board), "--steps", "3000", cwd=tmp_path)
+    assert code == 0, output
+    files = sorted(board.iterdir())
+    events = (event for file in files for event in LegacyEventFileLoader(str(file)).Load())
+    steps = {event.step for event in events if any(value.tag == "loss" for value in event.summary.value)}
+    assert len(files) > 1, "more than one group has written"
+    missing = set(range(3000)) - steps
+    assert len(missing) <= 3, f"at most the step of each kill, which was committed and not written: {missing}"
+
+
 def test_a_script_that_fails_is_told_with_its_own_words(tmp_path: Path) -> None:
     script = tmp_path / "bad.py"
     script.write_text("raise SystemExit('out of luck')\n")
