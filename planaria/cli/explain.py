@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,13 +54,13 @@ def _send(run_dirs: Sequence[Path], otlp: str, follows: bool, spoilt: Spoilt) ->
         raise UsageError("--follow: give one run directory; start one command for each node")
     for run in run_dirs:
         with closing(Collector(otlp, run.resolve().name)) as collector:
-            story, sent, done = Story(), 0, False
+            story, sent = Story(), 0
             for entry in follow(run / "events.jsonl", spoilt):
                 if entry is not None:
                     take(story, entry)
                     continue
                 done = not follows or story.end is not None
-                sent += collector.send_all(story, turns(run, Spoilt()), over=done)
+                sent += collector.send_all(story, partial(turns, run, spoilt), over=done)
                 if done:
                     break
                 time.sleep(LOOK_SECONDS)

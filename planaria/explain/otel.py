@@ -6,7 +6,7 @@ The identities of a trace follow from the run's directory and the quorum, so wha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from planaria.errors import PlanariaError, UsageError
@@ -25,8 +25,8 @@ class Collector:
     """Where traces of ``run`` go, each recovery once. UsageError if OpenTelemetry is not installed, or ``endpoint`` is
     no address."""
 
-    def __init__(self, endpoint: str, run: str, exporter: SpanExporter | None = None) -> None:
-        """``endpoint``: http://HOST:PORT of a collector. ``exporter``: another way there."""
+    def __init__(self, endpoint: str, run: str) -> None:
+        """``endpoint``: http://HOST:PORT of a collector."""
         if not endpoint.startswith(("http://", "https://")):
             raise UsageError(f"--otlp {endpoint}: give the address of a collector, such as http://127.0.0.1:4318")
         try:
@@ -37,28 +37,28 @@ class Collector:
         self.endpoint = endpoint.rstrip("/")
         self._run = run
         self._sent: set[str] = set()
-        self._exporter = exporter or OTLPSpanExporter(f"{self.endpoint}/v1/traces", timeout=SECONDS)
+        self._exporter: SpanExporter = OTLPSpanExporter(f"{self.endpoint}/v1/traces", timeout=SECONDS)
         self._resource = Resource.create({"service.name": "planaria", "planaria.run": run})
 
-    def send_all(self, story: Story, turns: Turns, over: bool) -> int:
-        """Send those that are complete: the lost groups are back. ``over``: nothing follows, so all that there are. How
-        many were sent. Raises PlanariaError if the collector does not take them."""
-        sent = 0
-        for incident in story.incidents:
-            number = str(incident.quorum.data.get("quorum")) if incident.quorum is not None else ""
-            found = recovery(incident, turns) if number not in self._sent else None
+    def send_all(self, story: Story, read: Callable[[], Turns], over: bool) -> int:
+        """Send those that are complete: the lost groups are back. ``over``: nothing follows, so all that there are.
+        ``read``: what the groups did, asked for only if there is something to send. How many were sent. Raises
+        PlanariaError if the collector does not take them."""
+        known = {str(each.quorum.data.get("quorum")): each for each in story.incidents if each.quorum is not None}
+        waiting = {number: each for number, each in known.items() if number not in self._sent}
+        turns, before = read() if waiting else Turns(), len(self._sent)
+        for number, incident in waiting.items():
+            found = recovery(incident, turns)
             back = sum(span.name.endswith(COMES_BACK) for span in found.children) if found is not None else 0
             if found is not None and (over or back >= len(incident.losses)):
-                self._send(found)
+                self._send(number, found)
                 self._sent.add(number)
-                sent += 1
-        return sent
+        return len(self._sent) - before
 
-    def _send(self, span: Span) -> None:
+    def _send(self, number: str, span: Span) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        key = f"{self._run}|{dict(span.facts).get('planaria.quorum')}"
-        spans = list(self._spans(span, key, None))
+        spans = list(self._spans(span, f"{self._run}|{number}", None))
         if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
             raise PlanariaError(f"the collector at {self.endpoint} does not take traces; is it an OTLP/HTTP endpoint?")
 

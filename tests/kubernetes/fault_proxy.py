@@ -12,13 +12,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from tests.kubernetes.loopback import Loopback
+
 # Of every request but watches, unless a test says otherwise; what a server in trouble does is all of these at once.
 REFUSALS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
 
 
 @dataclass
-class FaultProxy:
-    """``start`` it in a loop, ``close`` it there. The shares may be changed at any time."""
+class FaultProxy(Loopback):
+    """The shares may be changed at any time."""
 
     upstream: str
     rng: random.Random
@@ -31,30 +33,7 @@ class FaultProxy:
     counts: Counter[str] = field(default_factory=Counter)  # method and kind, as asked for
     faults: Counter[str] = field(default_factory=Counter)
 
-    async def start(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def close(self) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            await self._request(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # whoever asked is gone, or the proxy is closed
-        finally:
-            writer.close()
-
-    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         lines = [line for line in head.decode().split("\r\n") if line]
         method, target, _ = lines[0].split(" ", 2)

@@ -10,30 +10,21 @@ import uuid
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.kubernetes.loopback import Loopback
+
 Object = dict[str, Any]
 _PATH = re.compile(
     r"(?P<kind>/apis?/(?:[^/]+/)?v[^/]+(?:/namespaces/[^/]+(?=/))?/[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[^/]+))?"
 )
 
 
-class SmallApi:
-    """``start`` it in a loop, ``close`` it there."""
+class SmallApi(Loopback):
+    """Objects are put and removed as the server's own clients would see it."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object] = {}  # by (path of the kind, name)
         self._history: list[tuple[str, str, Object]] = []  # (kind, what, object); versions are its lengths
         self._news = asyncio.Event()  # of the next change; another one after it
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def close(self) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def of(self, plural: str) -> list[Object]:
         return [found for (kind, _), found in self.objects.items() if kind.endswith(f"/{plural}")]
@@ -64,31 +55,22 @@ class SmallApi:
         self._news = asyncio.Event()
         return body
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                method, target, _ = head[0].split(" ", 2)
-                fields = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
-                data = await reader.readexactly(int(fields.get("content-length", 0)))
-                where = urlsplit(target)
-                asked = {key: values[0] for key, values in parse_qs(where.query).items()}
-                if "watch" in asked:
-                    await self._watch(where.path, asked, writer)
-                    return
-                code, body = await self._answer(method, where.path, asked, json.loads(data) if data else {})
-                _write(writer, code, body, fields.get("connection") == "close")
-                await writer.drain()
-                if fields.get("connection") == "close":
-                    return
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # whoever asked is gone, or this server is closed
-        finally:
-            writer.close()
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            method, target, _ = head[0].split(" ", 2)
+            fields = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
+            data = await reader.readexactly(int(fields.get("content-length", 0)))
+            where = urlsplit(target)
+            asked = {key: values[0] for key, values in parse_qs(where.query).items()}
+            if "watch" in asked:
+                await self._watch(where.path, asked, writer)
+                return
+            code, body = await self._answer(method, where.path, asked, json.loads(data) if data else {})
+            _write(writer, code, body, fields.get("connection") == "close")
+            await writer.drain()
+            if fields.get("connection") == "close":
+                return
 
     async def _watch(self, kind: str, asked: dict[str, str], writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")

@@ -29,13 +29,6 @@ from planaria.wire.credentials import ENVIRONMENT, Credentials, is_loopback
 from planaria.wire.roles import Role
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("site") / "credentials"
-    authority.init(directory, 1)
-    return directory
-
-
 @pytest.fixture
 def own(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of this test's own with all of the site's credentials, in use."""

@@ -16,7 +16,6 @@ from planaria.core.messages import Drain, Kill
 from planaria.lighthouse import http, streams
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
-from planaria.wire import authority
 from planaria.wire.credentials import ENVIRONMENT, Credentials
 from planaria.wire.roles import LIGHTHOUSE_NAME, Role
 
@@ -28,13 +27,6 @@ GOOD = {
     "X-Planaria-Action": "1",
     "Content-Type": "application/json",
 }
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("site") / "credentials"
-    authority.init(directory, 1)
-    return directory
 
 
 @pytest.fixture
