@@ -5,7 +5,8 @@
 Groups of two ranks (FSDP2, with step.guard(), so that single ranks are replaced in living groups) train under kills,
 stops and lost lighthouses at a fixed seed. Lighthouse, agent and ranks are sampled meanwhile: memory, threads, files,
 sockets, shared memory. What rises with the number of faults (bench/growth.py) is a leak and fails the run, as does a
-hash that is not that of one quiet group.
+hash that is not that of one quiet group. When the time is over no fault comes any more, and what is left of the steps
+is made without pauses; Ctrl-C shows what was found until then.
 """
 
 from __future__ import annotations
@@ -36,23 +37,34 @@ KILL, STOP, LIGHTHOUSE = schedule.Kind.KILL, schedule.Kind.STOP, schedule.Kind.L
 # One lighthouse in some two hundred faults: nothing can be seen of one that lives for three.
 KINDS = (LIGHTHOUSE, *(KILL, KILL, KILL, STOP) * 50)
 RANKS = 2
-PAUSE = 0.05  # seconds in every shard: with steps of 0.1 s nothing is bound by the processor on two cores
+PAUSE = 0.1  # seconds in every shard: with steps of 0.2 s nothing is bound by the processor on two cores
+STEP = 0.3  # seconds, recoveries from a fault every four seconds included
 EVERY = 4.0  # seconds from one fault to the next, on average
+NEWS = 600.0  # seconds between two lines that say that all is well
 SHM = Path("/dev/shm")
 
 
 class Samples:
-    """Of every process of a run, by who it is. Looks at most once in ``pause`` seconds."""
+    """Of every process of a run, by who it is. Looks at most once in ``pause`` seconds; after ``seconds`` it makes the
+    file that ends the pauses."""
 
-    def __init__(self, directory: Path, run: LocalRun, pause: float) -> None:
+    def __init__(self, directory: Path, run: LocalRun, pause: float, seconds: float, hurry: Path) -> None:
         self.found: defaultdict[str, list[growth.Sample]] = defaultdict(list)
-        self._directory, self._run, self._pause = directory, run, pause
-        self._due = 0.0
+        self.faults = 0
+        self._directory, self._run, self._pause, self._hurry = directory, run, pause, hurry
+        self._due, self._began = 0.0, time.monotonic()
+        self._over, self._news = self._began + seconds, self._began + NEWS
 
     def look(self, watch: Watch, done: Sequence[Injected], _: Sequence[Event]) -> None:
-        if time.monotonic() < self._due:
+        now = time.monotonic()
+        if now < self._due:
             return
-        self._due = time.monotonic() + self._pause
+        self._due, self.faults = now + self._pause, len(done)
+        if now >= self._over:
+            self._hurry.touch()
+        if now >= self._news:
+            self._news += NEWS
+            print(f"{(now - self._began) / 60:.0f} min: {len(done)} faults, step {watch.step}", flush=True)
         if (agent := agent_pid(self._directory)) is not None:
             self._take("agent", agent, len(done))
         if (lighthouse := self._run.lighthouse()) is not None:
@@ -95,6 +107,15 @@ def table(found: dict[str, list[growth.Sample]]) -> tuple[list[str], list[str]]:
     return lines, leaks
 
 
+def judged(samples: Samples) -> list[str]:
+    """Print what was found. The lines about leaks."""
+    lines, leaks = table(samples.found)
+    shown = [line for line in lines if not line.startswith("group")] + [line for line in leaks if line[:5] == "group"]
+    print("\n".join(shown))
+    print(f"{len(samples.found)} processes, {len(lines)} quantities judged, {len(leaks)} that grow with the faults")
+    return leaks
+
+
 def trials(args: argparse.Namespace) -> list[schedule.Fault]:
     """For long spans one rank of every group is spared, and outlives dozens of its neighbour's lives: were all struck
     alike, none would be old enough to be judged."""
@@ -104,27 +125,29 @@ def trials(args: argparse.Namespace) -> list[schedule.Fault]:
 
 
 def soak(args: argparse.Namespace, directory: Path) -> int:
-    seconds = args.minutes * 60
-    # Two thirds of a step's shards take the pause in turn, and recoveries take a share.
-    steps = max(20, int(seconds / (4 / args.groups * PAUSE + 0.03)))
+    seconds, hurry = args.minutes * 60, directory / "hurry"
+    hurry.unlink(missing_ok=True)
+    steps = max(20, int(seconds / STEP))
     faults = trials(args)
     words = ("fsdp", "--guard", "--steps", str(steps))
     options = ("--quiet", "--nproc-per-group", str(RANKS), "--max-replacements", str(100 + 4 * len(faults)))
-    script = Script(SCRIPT, (*words, "--pause", str(PAUSE)), args.groups, None, "cpu")
+    script = Script(SCRIPT, (*words, "--pause", str(PAUSE), "--hurry", str(hurry)), args.groups, None, "cpu")
     run = LocalRun(script, directory / "run", options)
-    samples = Samples(directory / "run", run, args.sample)
+    samples = Samples(directory / "run", run, args.sample, seconds, hurry)
     shm = len(list(SHM.iterdir())) if SHM.is_dir() else 0
-    troubled = trouble(run, faults, args.groups, samples.look)
+    try:
+        troubled = trouble(run, faults, args.groups, samples.look)
+    except KeyboardInterrupt:
+        print(f"ended by hand after {samples.faults} faults; no hash is compared", flush=True)
+        judged(samples)
+        return 130
     troubled.watch.close()
     done, left = len(troubled.injected), troubled.left
     print(f"{done} faults in {troubled.seconds / 60:.1f} minutes, {left} that came too late; {steps} steps", flush=True)
     if troubled.exit_code != 0:
         print(f"the run ended with exit code {troubled.exit_code}; see {run.log}", file=sys.stderr)
         return 1
-    lines, leaks = table(samples.found)
-    shown = [line for line in lines if not line.startswith("group")] + [line for line in leaks if line[:5] == "group"]
-    print("\n".join(shown))
-    print(f"{len(samples.found)} processes, {len(lines)} quantities judged, {len(leaks)} that grow with the faults")
+    leaks = judged(samples)
     if args.json:
         report.write_json(args.json, {who: [_plain(each) for each in s] for who, s in samples.found.items()})
     found, wanted = digests(directory / "run"), quiet(words, directory / "quiet")

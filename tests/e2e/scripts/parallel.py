@@ -29,6 +29,7 @@ MESHES = {
 parser.add_argument("layout", choices=MESHES)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
+parser.add_argument("--hurry", type=Path, help="once this file exists, without the pause")
 parser.add_argument("--hold", type=Path, help="until this file exists, shards of the second half take long")
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--guard", action="store_true")
@@ -141,7 +142,8 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
                 schedule.step(*([x] if stages[0].is_first else []), **target)
                 if losses:
                     step.record(loss=torch.stack(losses).mean())
-            time.sleep(args.pause)
+            if args.pause and not (args.hurry and args.hurry.exists()):
+                time.sleep(args.pause)
             late = step.index - args.steps // 2
             held = time.monotonic() + min(0.3 * 1.1**late, 2.0)  # slower and slower: that is no hang
             while args.hold and late >= 0 and time.monotonic() < held and not args.hold.exists():
