@@ -1,7 +1,7 @@
 """How soon does the next lighthouse serve, when the one that leads is killed, or stands still?
 
     python bench/failover.py --times 5
-    python bench/failover.py --times 5 --stores etcd --lease 2
+    python bench/failover.py --times 5 --stores etcd,kubernetes --lease 2
 
 Two lighthouses are processes that share a store; agents are real links, which know both addresses. When all work under
 a quorum, the leader gets a signal, and in the same moment a group dies. Told are the seconds until the first and the
@@ -15,17 +15,17 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import report
@@ -34,10 +34,10 @@ from planaria.agent.link import Link
 from planaria.core.messages import Adopted, Died, Hello, JobSpec, Member, Order, Publish, Quorum, Ready, Report
 from planaria.core.told import Told
 from planaria.lighthouse.elector import LEASE
-from planaria.lighthouse.elector import open_elector as opened
+from tests.lighthouse import elector_stores
 
 ROOT = Path(__file__).resolve().parent.parent
-STORES = ("sqlite", "etcd")
+STORES = ("sqlite", "etcd", "kubernetes")
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 PATIENCE = 60.0  # seconds for anything; whatever needs longer has failed
 
@@ -67,8 +67,10 @@ class Agent:
 
 
 class Lighthouse:
-    def __init__(self, elector: str, lease: float, log: Path, bind: str = "127.0.0.1:0") -> None:
-        words = ["--bind", bind, "--elector", elector, "--lease", str(lease)]
+    """``elector``: the options that say it."""
+
+    def __init__(self, elector: Sequence[str], log: Path, bind: str = "127.0.0.1:0") -> None:
+        words = ["--bind", bind, *elector]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "planaria", "lighthouse", *words],
@@ -130,9 +132,9 @@ async def one_blow(lighthouses: list[Lighthouse], agents: list[Agent], number: s
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def blows(elector: str, lease: float, directory: Path, args: argparse.Namespace) -> dict[str, Any]:
+async def blows(elector: Sequence[str], directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     log = directory / "lighthouses.log"
-    lighthouses = [Lighthouse(elector, lease, log) for _ in range(2)]
+    lighthouses = [Lighthouse(elector, log) for _ in range(2)]
     found: dict[str, Any] = {}
     try:
         for name, number in SIGNALS.items():
@@ -143,7 +145,7 @@ async def blows(elector: str, lease: float, directory: Path, args: argparse.Name
                 for index, each in enumerate(lighthouses):
                     each.process.send_signal(signal.SIGCONT)
                     if each.process.poll() is not None:
-                        lighthouses[index] = Lighthouse(elector, lease, log, each.address)
+                        lighthouses[index] = Lighthouse(elector, log, each.address)
                 await asyncio.sleep(1.0)  # for the one that was stopped to find that it leads no more
     finally:
         for each in lighthouses:
@@ -152,42 +154,22 @@ async def blows(elector: str, lease: float, directory: Path, args: argparse.Name
 
 
 @contextmanager
-def store(kind: str, directory: Path) -> Iterator[str]:
-    """Where electors are told to look."""
-    if kind == "sqlite":
-        yield f"sqlite:{directory / 'leader.db'}"
-        return
-    if shutil.which("etcd") is None:
-        raise BenchError("there is no etcd here (apt-get install etcd-server)")
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    client, peer = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in sockets)
-    for each in sockets:
-        each.close()
-    urls = {"listen-client": client, "advertise-client": client, "listen-peer": peer, "initial-advertise-peer": peer}
-    words = [f"--{name}-urls={url}" for name, url in urls.items()]
-    with (directory / "etcd.log").open("wb") as log:
-        command = ["etcd", f"--data-dir={directory / 'etcd'}", f"--initial-cluster=default={peer}", *words]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        wait_for_etcd(f"etcd:{client}/bench")
-        yield f"etcd:{client}/bench"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for_etcd(where: str) -> None:
-    address = where.removeprefix("etcd:http://").removesuffix("/bench")
-    host, _, port = address.partition(":")
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
+def electors(kind: str, directory: Path, lease: float) -> Iterator[tuple[str, ...]]:
+    """The options of a lighthouse that say where its elector looks."""
+    with pytest.MonkeyPatch.context() as patch:
         try:
-            socket.create_connection((host, int(port)), 1.0).close()
-            opened(where, LEASE, None).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise BenchError("etcd did not start")
+            if kind == "sqlite":
+                store = elector_stores.sqlite_store(directory)
+            elif kind == "etcd":
+                store = elector_stores.etcd_store(directory)
+            else:
+                store = elector_stores.kubernetes_store(directory, patch)
+        except pytest.skip.Exception as error:
+            raise BenchError(str(error)) from None
+        try:
+            yield store.options(lease)
+        finally:
+            store.close()
 
 
 def rows(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[list[str]]:
@@ -200,7 +182,7 @@ def rows(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[list[str]]
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--stores", default=",".join(STORES), help="of %(default)s")
+    p.add_argument("--stores", default="sqlite,etcd", help=f"of {', '.join(STORES)} (default: %(default)s)")
     p.add_argument("--lease", type=float, default=LEASE, help="seconds (default: %(default)s)")
     p.add_argument("--agents", type=int, default=8)
     p.add_argument("--times", type=int, default=5)
@@ -213,8 +195,8 @@ def main() -> int:
     print(report.header(environment), flush=True)
     watch, found = report.LoadWatch(), {}
     for kind in kinds:
-        with tempfile.TemporaryDirectory() as directory, store(kind, Path(directory)) as elector:
-            found[kind] = asyncio.run(blows(elector, args.lease, Path(directory), args))
+        with tempfile.TemporaryDirectory() as made, electors(kind, Path(made), args.lease) as options:
+            found[kind] = asyncio.run(blows(options, Path(made), args))
     header = ["store", "leader", "times", "first agent, s", "last agent, s", "answer to a death, s"]
     print("\n" + report.table(header, rows(found)))
     print(f"\nlease: {args.lease:g} s; {args.agents} agents; CPU of others: {watch.others():.0%}")

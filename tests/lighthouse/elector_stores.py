@@ -24,6 +24,7 @@ import pytest
 
 from planaria.lighthouse.elector import Elector, StoreAway, open_elector
 from planaria.wire import authority
+from tools import kube_control_plane
 
 PATIENCE = 60.0  # seconds; hangs are what ends here
 LEASE = 2.0
@@ -95,11 +96,10 @@ class Store:
         self._opened.append(open_elector(self.where, seconds, self.credentials))
         return self._opened[-1]
 
-    @property
-    def options(self) -> tuple[str, ...]:
+    def options(self, seconds: float = LEASE) -> tuple[str, ...]:
         """Of ``planaria lighthouse``."""
         more = ("--elector-credentials", str(self.credentials)) if self.credentials else ()
-        return ("--elector", self.where, "--lease", str(LEASE), *more)
+        return ("--elector", self.where, "--lease", str(seconds), *more)
 
     def at_end(self, close: Callable[[], None]) -> None:
         self._closing.append(close)
@@ -141,10 +141,12 @@ def etcd_tls_store(directory: Path) -> Store:
 
 
 def kubernetes_store(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """The real API server, as PLANARIA_KUBE_APISERVER or the path name it."""
+    """The real API server, as PLANARIA_KUBE_APISERVER or the path name it, or as make test-k8s has built it."""
     binary = os.environ.get("PLANARIA_KUBE_APISERVER") or shutil.which("kube-apiserver")
+    if binary is None and kube_control_plane.there():
+        binary = str(kube_control_plane.cache() / "kube-apiserver")
     if binary is None:
-        pytest.skip("there is no kube-apiserver here (PLANARIA_KUBE_APISERVER names one)")
+        pytest.skip("there is no kube-apiserver here (PLANARIA_KUBE_APISERVER names one; make test-k8s builds one)")
     below, url = etcd(directory / "etcd", "--unsafe-no-fsync")
     (port,) = free_ports(1)
     key, tokens, certificates = directory / "sa.key", directory / "tokens.csv", directory / "certs"

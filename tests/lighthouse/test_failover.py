@@ -64,7 +64,7 @@ class Several:
         self.all = [self.start() for _ in range(count)]
 
     def start(self, bind: str = "127.0.0.1:0") -> Lighthouse:
-        return Lighthouse(self._directory / "none", "--http", "127.0.0.1:0", *self._store.options, bind=bind)
+        return Lighthouse(self._directory / "none", "--http", "127.0.0.1:0", *self._store.options(), bind=bind)
 
     def again(self, lighthouse: Lighthouse) -> Lighthouse:
         """Start one that was killed, at its address."""
