@@ -320,3 +320,18 @@ def test_a_lighthouse_that_starts_again_lets_a_late_group_end_its_round_before_i
     told = [f"a{group}: planned 2.1 [0 1 2]" for group in range(3)]
     told.insert(1, "a1: urgent 1.2 [0 2]")  # as far as is known it was never told that it is out
     assert found == ["store 2.1 [0 1 2]", *told]
+
+
+def test_one_that_was_fenced_as_it_healed_is_known_to_hold_a_whole_state() -> None:
+    """It is old, and all that is left when the others die."""
+    desk = working(2)
+    desk.incarnations[1] = 1
+    desk.ready(1)
+    desk.adopts(0, 2, 3)
+    desk.suspects(1)  # it stands still in the middle of its healing, and the other goes on
+    desk.ready(1, after=QuorumId(1, 3))
+    desk.tell(1, Adopted(desk.member(1), QuorumId(1, 2), 3))
+    desk.ready(1, after=QuorumId(1, 3))
+    assert not desk.lighthouse.groups[1].settled
+    found = desk.dies(0)
+    assert found[-1] == "a1: founding 1.4 [1.1]" and not desk.lighthouse.stopped
