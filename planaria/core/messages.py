@@ -180,11 +180,13 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Corrupted:
     """What the member holds, or computed, was seen to be wrong: others have something else, and are more. Its state
-    comes from them now. ``text``: what it was, a sentence."""
+    comes from them now. ``text``: what it was, a sentence. ``rank``: the one rank of the group that did this; -1: that
+    cannot be told."""
 
     member: Member
     step: int
     text: str
+    rank: int = -1
 
 
 @dataclass(frozen=True, slots=True)

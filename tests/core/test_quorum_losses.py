@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 from quorum_desk import Desk, working
 
-from planaria.core.messages import Adopted, Corrupted, Heartbeat, Leaving, Member, Phase, Pulse, QuorumId
+from planaria.core.messages import (
+    Adopted,
+    Corrupted,
+    Heartbeat,
+    Hello,
+    JobSpec,
+    Leaving,
+    Member,
+    Phase,
+    Pulse,
+    QuorumId,
+    Synced,
+)
 from planaria.core.roster import LineageRecord, lineage_after
 
 
@@ -213,6 +225,20 @@ def test_a_group_that_is_damaged_again_and_again_is_named_in_the_status_whatever
     assert "group 1 was damaged 3 times" in advice
     notes = {group.member.group: group.note for group in desk.lighthouse.snapshot().groups}
     assert notes == {0: "", 1: "damaged 4 times: its hardware may be broken", 2: ""}
+
+
+def test_the_rank_that_is_damaged_again_and_again_is_named_if_it_is_always_the_same() -> None:
+    for ranks, advice in (((1, 1, 1), "planaria drain 1 --rank 1"), ((1, 0, 1), "planaria drain --node a1 or")):
+        desk = Desk(2, ready=False)
+        for group in range(2):
+            desk.tell(group, Hello(f"a{group}", "host", JobSpec("job", 2, ranks=2)))
+            desk.tell(group, Synced())
+            desk.ready(group)
+        for number, rank in enumerate(ranks):
+            desk.tell(1, Corrupted(desk.member(1), number, "its state is not that of the others (w)", rank))
+        assert [text for text in desk.events() if "damaged 3 times" in text and advice in text]
+        note = desk.lighthouse.snapshot().groups[1].note
+        assert ("at rank 1" in note) == (set(ranks) == {1})
 
 
 def shows(desk: Desk, step: int, *phases: Phase, quorum: int = 1) -> list[str]:
