@@ -66,6 +66,7 @@ class Lighthouse(Standstills):
         self._before = NO_QUORUM  # in force until the planned one was taken that is now
         self._digests: dict[str, Group] = {}  # of finished groups: the first of each
         self._links = LinkWatch()
+        self._unbuilt: Trouble | None = None  # the newest complaint about a quorum that was planned
         self._waits = False  # a quorum is to be replaced and cannot be yet: everything may matter
 
     # --- events ----------------------------------------------------------------------------------------------
@@ -219,6 +220,8 @@ class Lighthouse(Standstills):
             self._replan_delay, self._replan_at = REPLAN_DELAY[0], 0.0
             if not self._complained & self._awaited:  # else they cannot finish the step after which it was taken
                 self._trouble_at = None
+            if self._unbuilt is not None and self._unbuilt.quorum == offered.id:
+                self._trouble(self._unbuilt)  # it was taken before it broke, and is only heard of now
         if view.state is State.SUSPECT:
             view.state = State.READY  # its training thread said so, after its agent had seen it stand still
             self._news = True
@@ -233,7 +236,8 @@ class Lighthouse(Standstills):
 
     def _trouble(self, report: Trouble) -> None:
         if self.planned is not None and report.quorum == self.planned.id:
-            # No one can have adopted what one member could not build.
+            # As far as is known. No one can have adopted what one member could not build.
+            self._unbuilt = report
             self._withdraw(f"{report.member}: planned quorum {report.quorum}: {report.text}", report.member.group)
         elif self._in_force(report.member) and (report.quorum == self._current_id or self._holds_up(report)):
             if self._trouble_at is None:

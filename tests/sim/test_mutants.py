@@ -11,7 +11,18 @@ import pytest
 from planaria.core import actions as core
 from planaria.core import leadership as election
 from planaria.core.leadership import Answer, Away, Held, Leadership, Renewed
-from planaria.core.messages import NO_QUORUM, ControlWord, Member, Policy, Quorum, QuorumId, Ready, Standing, Trouble
+from planaria.core.messages import (
+    NO_QUORUM,
+    Adopted,
+    ControlWord,
+    Member,
+    Policy,
+    Quorum,
+    QuorumId,
+    Ready,
+    Standing,
+    Trouble,
+)
 from planaria.core.quorum import Lighthouse
 from planaria.core.roster import Effect, Group, Persist
 from planaria.core.stepper import Stepper
@@ -213,6 +224,14 @@ class HearsNothingOfThePast(Lighthouse):
 
     def _holds_up(self, report: Trouble) -> bool:
         return False
+
+
+class TakesEveryComplaintForAFailureToForm(Lighthouse):
+    """What broke while it was planned, as far as was known, is dropped when it is heard that it was taken before."""
+
+    def _adopted(self, agent: str, report: Adopted) -> None:
+        self._unbuilt = None
+        super()._adopted(agent, report)
 
 
 class ForgetsThatANodeIsDrained(Lighthouse):
@@ -501,6 +520,7 @@ KNOWN: list[tuple[str, type[Stepper], type[Lighthouse], type[Leadership]]] = [
     ("cannot-finish-the-step-before-a-planned-change", Stepper, HearsNothingOfThePast, Leadership),
     ("who-could-not-be-healed-founds-the-next-quorum", BeginsWithWhatIsWrong, Lighthouse, Leadership),
     ("fenced-as-it-healed-and-all-others-die", KeepsALateHealingToItself, Lighthouse, Leadership),
+    ("planned-quorum-breaks-before-it-is-known-to-be-taken", Stepper, TakesEveryComplaintForAFailureToForm, Leadership),
     ("scales-down-while-a-node-is-drained", Stepper, ForgetsThatANodeIsDrained, Leadership),
     ("dies-on-a-node-that-is-drained", Stepper, ForgetsThatANodeIsDrained, Leadership),
 ]
