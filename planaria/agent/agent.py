@@ -325,7 +325,7 @@ class Agent:
                     if self._stopping:
                         self._ask_to_stop(life)
             case Corrupted() if self.health is not None:
-                self.health.damaged(report.member)
+                self.health.damaged(report.member, report.rank)
             case Adopted():
                 if (life := self.lives.of(report.member)) is not None:
                     life.adopted = True

@@ -58,6 +58,11 @@ class HealthWatch:
         return found
 
 
+def _place_of(reading: Reading) -> tuple[str, str]:
+    """What damages are held against."""
+    return str(reading.node), reading.device or reading.subject
+
+
 def _located(reading: Reading, owners: Mapping[str, tuple[int, int]]) -> Reading:
     if not reading.device:
         return reading
@@ -79,7 +84,7 @@ class Health:
         self._moving: asyncio.Task[None] | None = None
         self._replacing: set[int] = set()  # groups in which a standby was asked to take a rank's place
         self._members: dict[int, Member] = {}  # what is known of a group is known of this life of it
-        self._damages: dict[str, int] = {}  # by GPU: times that a group was caught on it
+        self._damages: dict[tuple[str, str], int] = {}  # by node and GPU, or rank: times that a group was caught there
         self._strange: set[str] = set()  # subjects that are not here, of which people know
 
     async def run(self) -> None:
@@ -105,7 +110,7 @@ class Health:
                 self._well_again(verdict)
             elif verdict.rule.action is Action.REPORT:
                 self._tell(verdict, verdict.reading.group, "")
-        wanted = [v for v in self._watch.standing.values() if v.rule.action is Action.DRAIN]
+        wanted = [self._now(v) for v in self._watch.standing.values() if v.rule.action is Action.DRAIN]
         if self._table.dry_run:
             for verdict in wanted:
                 for group in self._groups_of(verdict.reading):
@@ -115,14 +120,18 @@ class Health:
         if wanted and (self._moving is None or self._moving.done()):
             self._moving = asyncio.get_running_loop().create_task(self._act(wanted))
 
-    def damaged(self, member: Member) -> None:
-        """What the group held or computed was wrong, as it says itself. It is held against its GPU, whatever group or
-        life comes there next; not if it has several ranks (which of them it was is in words alone, and some may be on
-        other nodes) or no GPU: there people are told, by the lighthouse."""
-        devices = [device for device, (group, _) in self._agent.engine.placed().items() if group == member.group]
-        if self._agent.assignment.ranks == 1 and len(devices) == 1:
-            times = self._damages[devices[0]] = self._damages.get(devices[0], 0) + 1
-            self.take([Reading(_DAMAGE, times, devices[0], member.group, 0)])
+    def damaged(self, member: Member, rank: int) -> None:
+        """What the group held or computed was wrong, as it says itself. It is held against the GPU of the rank that it
+        names, whatever group or life comes there next; on another node, whose GPUs are not known here, against the
+        rank. If it names none (-1), or there are no GPUs, people are told, by the lighthouse."""
+        agent = self._agent
+        if agent.lives.of(member) is None or not 0 <= rank < agent.assignment.ranks or not agent.engine.devices():
+            return
+        node, device = agent.engine.node_of(member, rank), agent.closing.device_of(member.group, rank)
+        reading = Reading(_DAMAGE, 0, device, member.group, rank, node=node)
+        key = _place_of(reading)
+        self._damages[key] = self._damages.get(key, 0) + 1
+        self.take([replace(reading, value=self._damages[key])])
 
     # --- what is read here -----------------------------------------------------------------------------------
 
@@ -171,10 +180,14 @@ class Health:
             self._note(f"the site's health command speaks of {reading.subject}, which is none of this agent's")
         return False
 
+    def _now(self, verdict: Verdict) -> Verdict:
+        """Damages are read once, so whose the GPU is may have changed since."""
+        if verdict.reading.signal != _DAMAGE or verdict.reading.node:
+            return verdict
+        return replace(verdict, reading=_located(verdict.reading, self._agent.engine.placed()))
+
     def _groups_of(self, reading: Reading) -> list[int]:
         """Whom it is about: -1 for a GPU that nobody uses."""
-        if reading.signal == _DAMAGE:  # nobody reads it again, so its owner may be another by now
-            return [self._agent.engine.placed().get(reading.device, (-1, -1))[0]]
         if reading.device or reading.about_group:
             return [reading.group]
         return [life.member.group for life in self._agent.lives.alive()]
@@ -196,10 +209,12 @@ class Health:
                 stays = bool(reading.device) or reading.about_group  # else it is the node that is not well
                 drains = reading.signal == _DAMAGE  # nothing is read any more once nobody computes there
                 try:
-                    if drains:
+                    if drains and reading.device:
                         done = await drain(self._agent, group, reading.rank, reason, self._table.share)
                     else:
-                        done = await move(self._agent, group, reading.rank, reason, self._table.share, stays)
+                        done = await move(
+                            self._agent, group, reading.rank, reason, self._table.share, stays, not drains
+                        )
                 except NotMoved as refusal:
                     self._tell(verdict, group, f"not drained: {refusal}", known_as=_REFUSED)
                     break  # the others would be refused as well
@@ -207,7 +222,7 @@ class Health:
                 if self._agent.moves.under_way(group):
                     self._replacing.add(group)
                 if drains:
-                    del self._damages[reading.device]
+                    del self._damages[_place_of(reading)]
                 if reading.about_group or drains:
                     self._forget(reading.subject)
 

@@ -21,15 +21,22 @@ class NotMoved(Exception):
     """A sentence for people. It may be possible later."""
 
 
-async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 1.0, stays: bool = True) -> str:
+async def move(
+    agent: Agent,
+    group: int,
+    rank: int,
+    reason: str,
+    share: float = 1.0,
+    stays: bool = True,
+    leaves: bool = True,
+) -> str:
     """Have a warm standby take the place of ``rank`` (whose device is the cause; -1: not known) under its group's other
     ranks. Where that cannot be, ``group`` leaves, and starts again on other devices of its node if there are any that
     are well and free.
 
-    ``share``: of
-    the job's groups, which may be missing then; the lighthouse sees to it, for it knows all of them, and that the last
-    group which works never leaves. ``stays``: it may start again on this node. Returns what was done, in words. Raises
-    NotMoved if nothing was.
+    ``share``: of the job's groups, which may be missing then; the lighthouse sees to it, for it knows all of them, and
+    that the last group which works never leaves. ``stays``: it may start again on this node. ``leaves``: all of it may
+    leave. Returns what was done, in words. Raises NotMoved if nothing was.
     """
     life = agent.lives.groups.get(group)
     if life is None or life.state is not GroupState.RUNNING or not life.adopted or life.moving or agent.ending:
@@ -40,6 +47,8 @@ async def move(agent: Agent, group: int, rank: int, reason: str, share: float = 
             raise NotMoved(refusal)
         agent.moves.ask(Migrate(group, rank))  # the order to do so may come later than this answer
         return f"a standby takes the place of rank {rank}"
+    if not leaves:
+        raise NotMoved(f"no standby can take the place of rank {rank}")
     # Before the order to drain, which may come before the answer.
     life.comes_back = stays and agent.engine.elsewhere(group)
     refusal = await agent.link.drain(agent.assignment.spec.job, group, reason, share)

@@ -87,6 +87,10 @@ class Hosts(Wishes):
                 self._prepare(lost, host, lost=True)
         for group, move in list(self._moves.items()):
             view = self.seen.groups.get(group)
+            if view is not None and view.state in CERTAINLY_GONE and not (view.draining or self._has_place(view)):
+                # It died before it was told to leave. Its agent starts it no more, not even when that may be.
+                view.draining = view.moved = True
+                self._send(view.agent, Drain(view.member, moved=True))
             if not self.seen.agents[move.agent].connected:
                 if not move.ready:
                     self._stays(group, f"node {move.agent} is out of reach")
@@ -101,6 +105,12 @@ class Hosts(Wishes):
                 self._send(move.agent, Host(move.member, joins=True))
             elif move.ready and view is not None and not view.draining:
                 self._start_draining(view, f"it moves to node {move.agent}", moved=True)
+
+    def _start_draining(self, view: Group, reason: str = "", moved: bool = False) -> None:
+        if not moved and (move := self._moves.get(view.member.group)) is not None:
+            self._send(move.agent, Host(move.member, off=True))
+            self._stays(view.member.group, "it leaves for good")
+        super()._start_draining(view, reason, moved)
 
     def _begins_anew(self, view: Group, move: _Move) -> bool:
         """Whether its agent starts it again, for it died before it was told to leave."""
@@ -139,8 +149,11 @@ class Hosts(Wishes):
 
     def _leaves_with_its_node(self, view: Group) -> None:
         waits = view.draining or view.state in CERTAINLY_GONE or view.member.group in self._moves
-        if "" in self._closed(view.agent) and not waits:
+        if not self._has_place(view) and not waits:
             self._start_draining(view, "its node is drained")
+
+    def _has_place(self, view: Group) -> bool:
+        return "" not in self._closed(view.agent)
 
     def _host_for(self, view: Group) -> str | None:
         """An agent that has a warm standby for a group of one rank."""

@@ -101,7 +101,7 @@ class Ledger:
         self._complained: set[Member] = set()  # who has said that the quorum in force is broken
         self._warned: tuple[QuorumId, str] = (NO_QUORUM, "")
         self._members: frozenset[Member] = frozenset()  # of the quorum in force
-        self._corruptions: dict[int, int] = {}  # by group, in the lighthouse's own life
+        self._corruptions: dict[int, list[int]] = {}  # ranks, by group, in the lighthouse's own life
         self._awaited: set[Member] = set()  # those of them that have not said that they work under it
         self._news = False  # something happened that may ask for a decision
         self._rests_until = -math.inf  # watched time; a large job has just been decided upon
@@ -303,16 +303,20 @@ class Ledger:
         hardware that should not be used."""
         group = report.member.group
         self._event("corrupt", f"{report.member} at step {report.step}: {report.text}", group)
-        times = self._corruptions[group] = self._corruptions.get(group, 0) + 1
-        view = self.seen.groups.get(group)
+        ranks = self._corruptions.setdefault(group, [])
+        ranks.append(report.rank)
+        view, times = self.seen.groups.get(group), len(ranks)
         if view is None or times < REPEATED:
             return
-        view.note = f"damaged {times} times: its hardware may be broken"
+        one = report.rank if set(ranks) == {report.rank} and self.spec is not None and self.spec.ranks > 1 else -1
+        where = f", at rank {one}" if one >= 0 else ""
+        view.note = f"damaged {times} times{where}: its hardware may be broken"
         if times == REPEATED:
             advice = f"planaria drain --node {view.agent} or planaria drain {group}"
-            self._event(
-                "suspicious", f"group {group} was damaged {times} times; if it is its hardware: {advice}", group
-            )
+            if one >= 0:
+                advice = f"planaria drain {group} --rank {one}"
+            told = f"group {group} was damaged {times} times{where}; if it is its hardware: {advice}"
+            self._event("suspicious", told, group)
 
     def _refuse(self, view: Group, reason: str) -> None:
         view.state, view.note, self._news = State.REFUSED, reason, True

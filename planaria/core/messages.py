@@ -180,11 +180,13 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Corrupted:
     """What the member holds, or computed, was seen to be wrong: others have something else, and are more. Its state
-    comes from them now. ``text``: what it was, a sentence."""
+    comes from them now. ``text``: what it was, a sentence. ``rank``: the one rank of the group that did this; -1: that
+    cannot be told."""
 
     member: Member
     step: int
     text: str
+    rank: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,11 +444,14 @@ Order = (
 # --- between members, over the communicator -------------------------------------------------------------------
 
 
+NOTHING = -1  # in place of a step: what a member holds is known to be wrong
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a member says in the roll call, the first exchange on every new communicator."""
 
-    step: int  # steps committed; the step being worked on has this index
+    step: int  # steps committed, or NOTHING; the step being worked on has this index
     settled: bool  # False: fresh or fenced, its state does not count and must be healed
     have: frozenset[int] = frozenset()  # shards of `step` whose gradients it holds
     under: QuorumId = NO_QUORUM  # quorum of its newest commit: with `step`, the identity of its state

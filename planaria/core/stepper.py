@@ -34,6 +34,7 @@ from planaria.core.catching_up import way
 from planaria.core.corruption import Recheck, compared, odd_ones
 from planaria.core.messages import (
     NO_QUORUM,
+    NOTHING,
     Adopted,
     ControlWord,
     Finished,
@@ -173,9 +174,7 @@ class Stepper:
         if self._broken or target.id not in self._formed:
             return Wait(parked=not self.settled)
         if self._rolled != target.id:
-            have = frozenset(self.have) if self.settled else frozenset()
-            mine = Standing(self.step, self.settled, have, self.under, self._seconds, recounts=self._recounts)
-            return RollCall(target.id, mine)
+            return RollCall(target.id, self._standing())
         if self._heal is not None:
             self._transfer = self._heal
             return self._heal
@@ -188,6 +187,12 @@ class Stepper:
         if todo:
             return Compute(self.step, todo[0], last=len(todo) == 1)
         return Exchange(target.id, self.step, self._owned, twice)
+
+    def _standing(self) -> Standing:
+        if self._wrong:  # it holds nothing that anybody should begin with, itself included
+            return Standing(NOTHING, settled=False)
+        have = frozenset(self.have) if self.settled else frozenset()
+        return Standing(self.step, self.settled, have, self.under, self._seconds, recounts=self._recounts)
 
     @property
     def joining(self) -> bool:
@@ -222,13 +227,10 @@ class Stepper:
             return []
         rank = target.members.index(self.me)
         holders = [r for r, s in enumerate(standings) if s.settled]
-        if not holders and target.founding:
-            # The job starts (the lighthouse compared the states that the scripts made), or everybody who was up to
-            # date died while others were fenced: their states are older but whole, and the job goes on from there.
-            if self._wrong:  # but for this one. Whoever would begin with it loses it before it has given anything
-                self._ending = Disputed(self.step, (self.me,))
-                return []
-        elif not holders:
+        # In a founding roll call nobody needs to: the job starts (the lighthouse compared the states that the scripts
+        # made), or everybody who was up to date died while others were fenced: their states are older but whole, and
+        # the job goes on from there.
+        if not holders and not target.founding:
             # Everybody who was settled has died. The lighthouse knows whether somebody outside holds a state.
             effects: list[Effect] = [Drop(q.id) for q in (target, self.planned) if q is not None]
             self.planned = None
@@ -237,6 +239,9 @@ class Stepper:
         # not heard of it may have committed the same step with other shards. The later quorum's commit is right.
         sources = tuple(compared(standings))
         top, under = standings[sources[0]].step, standings[sources[0]].under
+        if top == NOTHING:  # all are known to be wrong, and nobody is left to heal them
+            self._ending = Disputed(self.step, (self.me,))
+            return []
         self._recounts = max(standings[r].recounts for r in sources)
         found = odd_ones([standings[r].checksum for r in sources])
         odd = None if found is None else {sources[i] for i in found}
@@ -311,7 +316,10 @@ class Stepper:
         self.have.clear()
         self.checked.clear()
         self._mine = frozenset()
-        return [Tell(Adopted(self.me, id, self.step))] if self.settled else []
+        told: list[Effect] = [Tell(Adopted(self.me, id, self.step))]
+        # If it was, it has asked to join with what it held before. What it holds now does not count either, but it is
+        # whole: should all others be lost, the job goes on from there, and only who was told of it knows.
+        return told if self.settled else [*told, Tell(self._ready)]
 
     def spoilt(self, id: QuorumId) -> list[Effect]:
         """The state that came in the healing under ``id`` is in place, and not what its sources had in the roll call.

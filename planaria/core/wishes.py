@@ -102,7 +102,8 @@ class Wishes(Founding):
         return found[0]
 
     def scale(self, groups: int, now: float) -> list[Effect]:
-        """Ask for ``groups`` groups: the highest ones leave, or new ones are started by the agents."""
+        """Ask for ``groups`` groups: those without a place leave, and the highest ones, or new ones are started by the
+        agents."""
         self._needs_training()
         if self.spec is None:
             raise ValueError("no agent has told this job's size yet; try again in a second")
@@ -114,7 +115,8 @@ class Wishes(Founding):
         self._begin(now)
         self.spec = replace(self.spec, groups=groups, min_groups=min(self.spec.min_groups, groups))
         views = self.seen.groups
-        working = sorted(g for g, v in views.items() if v.state not in CERTAINLY_GONE and not v.draining)
+        working = [g for g, v in views.items() if v.state not in CERTAINLY_GONE and not v.draining]
+        working.sort(key=lambda g: (not self._has_place(views[g]), g))
         for group in working[groups:]:
             self._start_draining(views[group])
         for agent in self.seen.agents:
@@ -159,6 +161,10 @@ class Wishes(Founding):
         self._event("kill", f"an operator sent signal {signal} to {whom}", group)
         self._send(view.agent, Kill(group, signal, rank))
         return self._end()
+
+    def _has_place(self, view: Group) -> bool:
+        """Whether it could be started again where it is."""
+        raise NotImplementedError
 
     def _need(self, group: int) -> Group:
         self._goes_on()

@@ -423,7 +423,7 @@ class Session:
             self.checks.look(standings, ask)
 
         if self.agree(Note(ok=self.attempt(action.quorum, "roll call", roll))).ok:
-            self.checks.conclude(mine.step)
+            self.checks.conclude(self.stepper.step)
             before = self.stepper.given
             self._do(self.stepper.rolled(action.quorum, standings))
             more = sorted(self.stepper.given - before) if before else []

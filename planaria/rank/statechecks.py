@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -35,6 +35,14 @@ _SUM = struct.Struct("<Q")
 Gather = Callable[[bytes], list[bytes]]
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What of a member's state is not like that of others, in words, and at which of its ranks; -1: at several."""
+
+    text: str
+    rank: int
+
+
 class StateChecks:
     """One per rank. ``gather`` gives every rank of the group what all its ranks have said; ``directory``: for evidence.
 
@@ -49,7 +57,7 @@ class StateChecks:
         self._differ: dict[int, list[str]] | None = None  # of this rank's tensors, by member: see ``look``
         self._values: dict[str, dict[int, str]] = {}  # of those: the sums that each member has
         # What tells a member from the others, by its rank in the quorum; if nobody can tell who is right, of all.
-        self.found: dict[int, str] = {}
+        self.found: dict[int, Finding] = {}
 
     def word(self, step: int) -> int:
         """This rank's part in the control word of ``step``, once the gradients of that are there."""
@@ -107,12 +115,12 @@ class StateChecks:
             facts = {"step": step, "members": members, "ranks": {r: values for r, (_, values) in enumerate(ranks)}}
             with (self._directory / EVIDENCE).open("a") as file:
                 file.write(json.dumps(facts) + "\n")
-        self.found = {member: _sentence(by_rank) for member, by_rank in found.items() if any(by_rank.values())}
+        self.found = {member: _finding(by_rank) for member, by_rank in found.items() if any(by_rank.values())}
 
 
 def disputed(checks: StateChecks, action: Disputed, where: str) -> CorruptionError:
     """The error that ends what nobody can put right."""
-    what = "; ".join(f"member {rank} of the quorum: {text}" for rank, text in sorted(checks.found.items()))
+    what = "; ".join(f"member {rank} of the quorum: {each.text}" for rank, each in sorted(checks.found.items()))
     who = ", ".join(map(str, action.members))
     if len(action.members) == 1:
         return CorruptionError(
@@ -134,6 +142,11 @@ def disputed(checks: StateChecks, action: Disputed, where: str) -> CorruptionErr
 
 def _of(sums: Sequence[int]) -> int:
     return xxhash.xxh3_64_intdigest(b"".join(map(_SUM.pack, sums)))
+
+
+def _finding(by_rank: dict[int, list[str]]) -> Finding:
+    at = [rank for rank, names in by_rank.items() if names]
+    return Finding(_sentence(by_rank), at[0] if len(at) == 1 else -1)
 
 
 def _sentence(by_rank: dict[int, list[str]]) -> str:

@@ -23,14 +23,14 @@ DEPOSED_TIME = 2.0
 
 
 def _kill(world: World, fault: Fault) -> None:
-    trainer = world.newest(fault.target)
+    trainer = world.victim(fault.target)
     if trainer is not None:
         trainer.exit = trainer.exit or "SIGKILL"
         trainer.process.die()
 
 
 def _lose_rank(world: World, fault: Fault) -> None:
-    trainer = world.newest(fault.target)
+    trainer = world.victim(fault.target)
     if trainer is not None:
         _hurt(trainer)
 
@@ -41,11 +41,11 @@ def _hurt(trainer: Trainer) -> None:
 
 
 def _pause(world: World, fault: Fault) -> None:
-    trainer = world.newest(fault.target)
+    trainer = world.victim(fault.target)
     if trainer is None or trainer.process.paused:
         return
     trainer.process.pause()
-    world.supervisor_of(fault.target).member_paused(fault.target)
+    world.supervisor_at(trainer.node).member_paused(fault.target)
     world.lasting(fault.seconds, lambda: _resume(world, trainer.process))
 
 
@@ -60,7 +60,7 @@ def _alarm(world: World, fault: Fault) -> None:
 
 def _flip(world: World, fault: Fault) -> None:
     """One bit of what a member holds: of its weights, or of what its optimizer keeps."""
-    trainer = world.newest(fault.target)
+    trainer = world.victim(fault.target)
     if trainer is not None and trainer.phase not in (Phase.STARTING, Phase.FINISHED):
         bit = (world.config.seed + 7 * world.flips) % WIDTH
         trainer.state = trainer.state.flipped(bit, moments=fault.other % 2 == 1)
@@ -71,7 +71,7 @@ def _flip(world: World, fault: Fault) -> None:
 
 def _slow(world: World, fault: Fault) -> None:
     world.speeds[fault.target] = 0.25
-    trainer = world.newest(fault.target)
+    trainer = world.victim(fault.target)
     if trainer is not None:
         trainer.speed = 0.25
 
@@ -85,7 +85,7 @@ def _cut_data(world: World, fault: Fault) -> None:
 
 def _lose_message(world: World, fault: Fault) -> None:
     """Nobody dies, and all who take part wait for each other for ever."""
-    trainer = world.newest(fault.target)
+    trainer = world.victim(fault.target)
     if trainer is not None and trainer.process.alive:
         world.fabric.lose_message(trainer, alone=fault.other % 2 == 1)
 
@@ -220,7 +220,7 @@ def _operator(verb: str) -> Callable[[World, Fault], None]:
     def command(world: World, fault: Fault) -> None:
         coordinator = world.coordinator
         if coordinator is not None:
-            trainer = world.newest(fault.target)
+            trainer = world.at_work(fault.target)
             if verb == "evict" and trainer is not None:
                 world.evicted.add(trainer.member)
             values: tuple[int | str, ...] = (fault.target,)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planaria.core.corruption import compared
-from planaria.core.messages import Member, QuorumId, Standing
+from planaria.core.messages import NOTHING, Member, QuorumId, Standing
 from planaria.sim.invariants import START, Violation, apply
 
 WIDTH = 60  # bits of a state that may flip, each but once: no two members are damaged alike by chance
@@ -86,6 +86,8 @@ class Witness:
         """Whose states count in the newest roll call of the quorum, by rank, and which of those are right."""
         standings = self._rolls[id]
         sources = compared(standings)
+        if standings[sources[0]].step == NOTHING:
+            return sources, set()
         right = State(self._reference[standings[sources[0]].step]).whole
         return sources, {r for r in sources if standings[r].checksum in (0, right)}
 

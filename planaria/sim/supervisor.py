@@ -204,7 +204,7 @@ class Supervisor(Uplink):
                     if not ward.holds:
                         self._pass_on(ward, Died(ward.member, "its node is drained"))
                 self._end(ward, "its node is drained")
-            elif opens and ward.wanted and not ward.runs and not (self.complete or self.stopped):
+            elif opens and ward.wanted and not (ward.runs or ward.holds or self.complete or self.stopped):
                 self._start(group)
 
     def _desired(self, groups: int) -> None:

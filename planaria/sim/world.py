@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planaria.core.founding import RESUMES
 from planaria.core.leadership import Leadership
 from planaria.core.liveness import GENEROUS
-from planaria.core.messages import NO_QUORUM, Finished, Member, Policy, Quorum, QuorumId, Standing
+from planaria.core.messages import NO_QUORUM, NOTHING, Finished, Member, Policy, Quorum, QuorumId, Standing
 from planaria.core.quorum import Lighthouse
 from planaria.core.stepper import Stepper
 from planaria.sim.coordinator import LIGHTHOUSE, Coordinator, Store
@@ -151,6 +151,9 @@ class World:
     def supervisor_of(self, group: int) -> Supervisor:
         return self.supervisors[self.node_number(group)]
 
+    def supervisor_at(self, node: str) -> Supervisor:
+        return self.supervisors[int(node.removeprefix("node "))]
+
     def speed_of(self, group: int) -> float:
         return self.speeds.get(group, 1.0)
 
@@ -162,10 +165,17 @@ class World:
         """A node begins a life of a group from elsewhere."""
         self._incarnations[member.group] = max(self._incarnations.get(member.group, -1), member.incarnation)
 
-    def newest(self, group: int) -> Trainer | None:
-        """The living incarnation of a group."""
-        trainer = self.trainers.get(Member(group, self._incarnations.get(group, -1)))
-        return trainer if trainer is not None and trainer.process.alive else None
+    def at_work(self, group: int) -> Trainer | None:
+        """The living incarnation of a group. While it moves to another node the next one lives as well."""
+        return next(iter(self._living(group)), None)
+
+    def victim(self, group: int) -> Trainer | None:
+        """A living incarnation of a group, for something to happen to it."""
+        living = self._living(group)
+        return self.kernel.random.choice(living) if len(living) > 1 else next(iter(living), None)
+
+    def _living(self, group: int) -> list[Trainer]:
+        return [t for member, t in self.trainers.items() if member.group == group and t.process.alive]
 
     # --- faults ----------------------------------------------------------------------------------------------
 
@@ -285,14 +295,16 @@ class World:
 
     def check_founding(self, quorum: Quorum, standings: list[Standing]) -> None:
         """Members are about to begin with the newest complete states among them."""
+        top = max(s.step for s in standings)
+        if top == NOTHING:
+            return  # they end instead
         if not any(s.settled for s in standings):
-            top = max(s.step for s in standings)
             self.checker.starts(quorum, top)
             # A member that was fenced may hold an older state. It is right too, and needs no disk.
             if top < self.left and not any(self.trainers[m].veteran for m in quorum.members):
                 self.checker.fail(f"{quorum.id} begins at step {top}, but the last to die left step {self.left}")
         latest = quorum.id == self.checker.quorums[-1].id  # or else who was stopped just ends an old roll call
-        if latest and not any(s.settled or s.step for s in standings):
+        if latest and not any(s.settled or s.step > 0 for s in standings):
             for veteran in self.veterans():
                 if veteran.stepper.step and veteran.member not in quorum.members:
                     self.checker.fail(f"{quorum.id} starts afresh, but {veteran.describe()} has a state")

@@ -155,7 +155,9 @@ class Rechecks:
         session = self._session
         if session.world.rank == 0:
             text = f"its gradients are not those that others agree on ({where})"
-            session.tell(Corrupted(session.member, session.stepper.step, text))
+            # Within a group the ranks make gradients together, so those of one may be wrong because of another.
+            rank = 0 if session.world.size == 1 else -1
+            session.tell(Corrupted(session.member, session.stepper.step, text, rank))
 
     def _broken(self) -> CorruptionError:
         return CorruptionError(

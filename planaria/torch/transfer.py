@@ -77,6 +77,6 @@ class Transfer:
 
     def _say_why(self, order: Heal, rank: int) -> None:
         session = self._session
-        if (what := session.checks.found.pop(rank, "")) and session.world.rank == 0:
-            text = f"its state is not that of the others ({what})"
-            session.tell(Corrupted(session.member, order.step, text))
+        if (found := session.checks.found.pop(rank, None)) and session.world.rank == 0:
+            text = f"its state is not that of the others ({found.text})"
+            session.tell(Corrupted(session.member, order.step, text, found.rank))

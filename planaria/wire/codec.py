@@ -182,9 +182,11 @@ def _report_out(report: Report) -> pb.Report:
             return pb.Report(
                 saved=pb.Saved(member=encode_member(member), step=step, seconds=seconds, trouble=clip(trouble))
             )
-        case Corrupted(member, step, words):
-            at = count(step, "a step")
-            return pb.Report(corrupted=pb.Corrupted(member=encode_member(member), step=at, text=clip(words)))
+        case Corrupted(member, step, words, rank):
+            at, which = count(step, "a step"), None if rank == -1 else checks.rank(rank)
+            return pb.Report(
+                corrupted=pb.Corrupted(member=encode_member(member), step=at, text=clip(words), rank=which)
+            )
         case Died(member, cause, spare, moved):
             return pb.Report(died=pb.Died(member=encode_member(member), cause=clip(cause), spare=spare, moved=moved))
         case Leaving(member):
@@ -243,7 +245,9 @@ def _report_in(message: pb.Report) -> Report:
             )
         case "corrupted":
             found = message.corrupted
-            return Corrupted(decode_member(found.member), count(found.step, "a step"), text(found.text, "a finding"))
+            which = checks.rank(found.rank) if found.HasField("rank") else -1
+            at = count(found.step, "a step")
+            return Corrupted(decode_member(found.member), at, text(found.text, "a finding"), which)
         case "died":
             died = message.died
             return Died(decode_member(died.member), text(died.cause, "a cause of death"), died.spare, died.moved)

@@ -295,14 +295,16 @@ class Finished(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Corrupted(_message.Message):
-    __slots__ = ("member", "step", "text")
+    __slots__ = ("member", "step", "text", "rank")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     member: Member
     step: int
     text: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    rank: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., text: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Saved(_message.Message):
     __slots__ = ("member", "step", "seconds", "trouble")

@@ -122,6 +122,37 @@ def test_no_gpu_is_drained_for_a_group_of_which_any_rank_may_be_wrong(start_run:
     assert run.wait() == 130, run.err.read_text()
 
 
+def test_the_gpu_of_the_rank_that_was_caught_again_and_again(start_run: StartRun) -> None:
+    gpus = plain_environ(CUDA_VISIBLE_DEVICES="4,5,6,7,8,9")
+    run = start_run("--groups", "2", "--nproc-per-group", "2", *TRAIN, "damaged", "rank-1", environ=gpus)
+    at_work(run, (0, 0), (1, 0), (1, 1))
+    node = json.loads((run.logs / "run.json").read_text())["agent"]
+    (event,) = run.events("health")
+    why = "group 1 rank 1: GPU 7 was caught with a wrong state or wrong gradients 3 times"
+    assert event["text"] == f"{why}: drained, until planaria undrain takes it back" and event["data"]["rank"] == 1
+    (advice,) = run.events("suspicious")
+    assert advice["text"].endswith("3 times, at rank 1; if it is its hardware: planaria drain 1 --rank 1")
+    assert status(run).drained == (f"{node}:7",)
+    assert gpus_of(run, 1, 1) == "8,9", "without standbys all of it moves"
+    run.interrupt()
+    assert run.wait() == 130, run.err.read_text()
+
+
+def test_a_rank_on_another_node_that_was_caught_goes_only_to_a_standby(start_run: StartRun, address: str) -> None:
+    gpus = plain_environ(CUDA_VISIBLE_DEVICES="4,5")
+    words = ("--groups", "2", "--nnodes", "2", "--group-addr", address)
+    one = start_run(*words, "--node-rank", "1", *TRAIN, "damaged", "rank-1", environ=gpus)
+    zero = start_run(*words, *TRAIN, "damaged", "rank-1", environ=gpus)
+    (event,) = zero.until(lambda: zero.events("health"))
+    why = "group 1, rank 1 was caught with a wrong state or wrong gradients 3 times"
+    assert event["text"] == f"{why}: not drained: no standby can take the place of rank 1"
+    before = zero.step_of(1)
+    zero.until(lambda: zero.step_of(1) > before + 10)
+    assert status(zero).drained == ()
+    zero.interrupt()
+    assert zero.wait() == 130 and one.wait() == 130
+
+
 def test_a_gpu_on_which_a_group_was_caught_again_and_again(start_run: StartRun) -> None:
     """By a rule of health, as an operator would have it, who takes it back."""
     run = start_run("--groups", "2", *TRAIN, "damaged", environ=plain_environ(CUDA_VISIBLE_DEVICES="4,5,6"))

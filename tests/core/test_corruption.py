@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planaria.core.actions import Compute, Disputed, Exchange, Heal, RollCall, Tell, Wait
 from planaria.core.assignment import contiguous
 from planaria.core.corruption import Recheck, compared, odd_ones, signs
-from planaria.core.messages import Adopted, ControlWord, Policy, Ready, Standing, Trouble
+from planaria.core.messages import NOTHING, Adopted, ControlWord, Policy, Ready, Standing, Trouble
 from planaria.core.stepper import Stepper
 from planaria.core.tree import maximal_nodes
 from tests.core.test_stepper import commit, compute, id_of, member, quorum, stepper, under, working
@@ -138,11 +138,33 @@ def test_if_those_who_could_heal_it_die_its_own_state_is_not_taken_up_again() ->
     assert any(isinstance(each, Tell) and isinstance(each.report, Ready) for each in effects)  # it asks to be healed
 
 
-def test_who_is_known_to_be_wrong_does_not_begin_the_job_anew_when_all_others_are_lost() -> None:
+def known_to_be_wrong() -> Stepper:
+    """Group 1, at step 1, could not be healed; the roll is called of a founding quorum, 3, of groups 0, 1 and 2."""
     me = in_doubt(1)
     me.rolled(id_of(1), standings(me, 5, 9, 5))
     under(me, quorum(2, 1), [Standing(1, False)])
-    under(me, quorum(3, 1, founding=True), [Standing(1, False)])  # the lighthouse knows of nobody else
+    me.hear(quorum(3, 0, 1, 2, founding=True))  # the lighthouse knows of nobody else whose state counts
+    me.formed(id_of(3))
+    return me
+
+
+def test_who_is_known_to_be_wrong_is_healed_when_the_job_goes_on_with_what_others_hold() -> None:
+    """They were fenced, and what they hold is whole: also if there is only one of them, or theirs is older."""
+    me = known_to_be_wrong()
+    assert me.next() == RollCall(id_of(3), Standing(NOTHING, False))
+    for said in ([Standing(1, False, checksum=5)] * 2, [Standing(0, False), Standing(NOTHING, False)]):
+        me = known_to_be_wrong()
+        me.rolled(id_of(3), [said[0], Standing(NOTHING, False), said[1]])
+        sources = tuple(rank for rank, each in ((0, said[0]), (2, said[1])) if each.step != NOTHING)
+        action = me.next()
+        assert isinstance(action, Heal) and action.receive and action.sources == sources
+        me.healed(id_of(3))
+        assert me.settled and me.step == said[0].step
+
+
+def test_who_is_known_to_be_wrong_does_not_begin_the_job_anew_when_all_others_are_lost() -> None:
+    me = known_to_be_wrong()
+    me.rolled(id_of(3), [Standing(NOTHING, False)] * 3)
     assert me.next() == Disputed(1, (member(1),))
 
 

@@ -126,6 +126,38 @@ def test_groups_of_a_drained_node_move_to_standbys_elsewhere_as_far_as_there_are
     assert said[0] == "a1: drain", "then it leaves without a new place"
 
 
+def drained() -> Desk:
+    """The node of group 1 is drained, and it is to move to the agent of group 2, which has a standby."""
+    desk = working()
+    desk.tell(2, Heartbeat((), warm=1))
+    assert Send("a2", Host(NEWER)) in sent(desk.lighthouse.drain_node("a1", "", desk.now))
+    return desk
+
+
+def test_one_that_dies_on_a_drained_node_before_it_could_leave_moves_all_the_same() -> None:
+    desk = drained()
+    assert "a1: drain" in desk.dies(1), "nor does its agent start it again when the node is undrained"
+    assert orders(desk, 2, Prepared(NEWER))[0] == Send("a2", Host(NEWER, joins=True))
+    assert not any("does not move" in text for text in desk.events())
+
+
+def test_if_there_are_to_be_fewer_groups_one_on_a_drained_node_is_not_kept() -> None:
+    desk = drained()
+    said = sent(desk.lighthouse.scale(2, desk.now))
+    assert said[:2] == [Send("a2", Host(NEWER, off=True)), Send("a1", Drain(Member(1, 0)))]
+    assert not any(effect == Send("a2", Drain(Member(2, 0))) for effect in said)
+
+
+def test_one_that_is_to_leave_for_good_does_not_come_back_elsewhere() -> None:
+    desk = moving()
+    orders(desk, 2, Prepared(NEWER))
+    said = sent(desk.lighthouse.drain(1, desk.now))
+    assert said[:2] == [Send("a2", Host(NEWER, off=True)), Send("a1", Drain(Member(1, 0)))]
+    for group in (0, 2):
+        desk.adopts(group, 2, 5)
+    assert not any("host" in text for text in desk.dies(1))
+
+
 def test_a_group_whose_new_node_is_lost_before_it_came_is_prepared_on_a_third() -> None:
     desk = moving()
     orders(desk, 2, Prepared(NEWER))

@@ -129,6 +129,17 @@ def test_a_planned_change_that_was_taken_and_then_broke_is_replaced() -> None:
     assert desk.dies(1) == ["store 1.4 [0]", "a0: urgent 1.4 [0]"]
 
 
+def test_a_planned_change_that_broke_before_it_was_known_to_be_taken_is_replaced() -> None:
+    """The joiner's word that it could not heal comes before that of the others, who have switched."""
+    desk = working(2)
+    desk.dies(1)
+    desk.adopts(0, 2)
+    desk.ready(1)
+    assert desk.trouble(1, 3, step=0) == [], "as far as is known it was never built"
+    desk.adopts(0, 3, step=2)
+    assert desk.wait(1.0)[0] == "store 1.4 [0 1.1]"
+
+
 def test_a_joiner_that_dies_again_is_simply_forgotten() -> None:
     desk = working(2)
     desk.dies(1)

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 from quorum_desk import Desk, working
 
-from planaria.core.messages import Adopted, Corrupted, Heartbeat, Leaving, Member, Phase, Pulse, QuorumId
+from planaria.core.messages import (
+    Adopted,
+    Corrupted,
+    Heartbeat,
+    Hello,
+    JobSpec,
+    Leaving,
+    Member,
+    Phase,
+    Pulse,
+    QuorumId,
+    Synced,
+)
 from planaria.core.roster import LineageRecord, lineage_after
 
 
@@ -215,6 +227,20 @@ def test_a_group_that_is_damaged_again_and_again_is_named_in_the_status_whatever
     assert notes == {0: "", 1: "damaged 4 times: its hardware may be broken", 2: ""}
 
 
+def test_the_rank_that_is_damaged_again_and_again_is_named_if_it_is_always_the_same() -> None:
+    for ranks, advice in (((1, 1, 1), "planaria drain 1 --rank 1"), ((1, 0, 1), "planaria drain --node a1 or")):
+        desk = Desk(2, ready=False)
+        for group in range(2):
+            desk.tell(group, Hello(f"a{group}", "host", JobSpec("job", 2, ranks=2)))
+            desk.tell(group, Synced())
+            desk.ready(group)
+        for number, rank in enumerate(ranks):
+            desk.tell(1, Corrupted(desk.member(1), number, "its state is not that of the others (w)", rank))
+        assert [text for text in desk.events() if "damaged 3 times" in text and advice in text]
+        note = desk.lighthouse.snapshot().groups[1].note
+        assert ("at rank 1" in note) == (set(ranks) == {1})
+
+
 def shows(desk: Desk, step: int, *phases: Phase, quorum: int = 1) -> list[str]:
     """A second later."""
     desk.now += 1.0
@@ -320,3 +346,18 @@ def test_a_lighthouse_that_starts_again_lets_a_late_group_end_its_round_before_i
     told = [f"a{group}: planned 2.1 [0 1 2]" for group in range(3)]
     told.insert(1, "a1: urgent 1.2 [0 2]")  # as far as is known it was never told that it is out
     assert found == ["store 2.1 [0 1 2]", *told]
+
+
+def test_one_that_was_fenced_as_it_healed_is_known_to_hold_a_whole_state() -> None:
+    """It is old, and all that is left when the others die."""
+    desk = working(2)
+    desk.incarnations[1] = 1
+    desk.ready(1)
+    desk.adopts(0, 2, 3)
+    desk.suspects(1)  # it stands still in the middle of its healing, and the other goes on
+    desk.ready(1, after=QuorumId(1, 3))
+    desk.tell(1, Adopted(desk.member(1), QuorumId(1, 2), 3))
+    desk.ready(1, after=QuorumId(1, 3))
+    assert not desk.lighthouse.groups[1].settled
+    found = desk.dies(0)
+    assert found[-1] == "a1: founding 1.4 [1.1]" and not desk.lighthouse.stopped

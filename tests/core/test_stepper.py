@@ -312,8 +312,9 @@ def test_a_state_that_arrived_as_the_member_was_fenced_does_not_count() -> None:
     me = stepper(2)
     under(me, quorum(4, 0, 1, 2), [Standing(5, True), Standing(5, True), FRESH])
     me.next()
-    me.hear(quorum(5, 0, 1))
-    assert me.healed(id_of(4)) == []
+    (asks,) = [effect for effect in me.hear(quorum(5, 0, 1)) if isinstance(effect, Tell)]
+    # But it is told of, for it is whole, and may come to be all that is left.
+    assert me.healed(id_of(4)) == [Tell(Adopted(member(2), id_of(4), 5)), asks]
     assert not me.settled and me.step == 5
 
 

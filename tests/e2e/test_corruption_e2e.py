@@ -11,7 +11,7 @@ import pytest
 
 from planaria.core.bitflips import DONE, GRADIENT, MOMENT, ORDER, PARAMETER, VARIABLE
 from tests.e2e.harness import Run
-from tests.e2e.layouts import start
+from tests.e2e.layouts import SCRIPT, start
 
 pytestmark = pytest.mark.e2e
 LOW_COMM = Path(__file__).parent / "scripts" / "low_comm.py"
@@ -69,6 +69,28 @@ def test_the_rank_of_a_group_is_named(tmp_path: Path, unhurt: Callable[[str], st
         assert "(rank 1: " in named(run, 1, 1)
         flip(run, 2, GRADIENT, 8, rank=1)
         assert "(rank 1: shards" in named(run, 2, 1)
+        assert run.end() == 0, run.log()
+        assert run.digests() == {unhurt("fsdp")}, run.log()
+
+
+def test_the_gpu_of_the_rank_that_is_caught_three_times_is_drained(
+    tmp_path: Path, unhurt: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as anybody knows: the groups' ranks have GPUs, and compute on the CPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    options = ("--nproc-per-group", "2", "--check-state", "1")
+    with Run(tmp_path / "run", "fsdp", "--pause", "0.05", options=options, script=SCRIPT) as run:
+        for number in range(1, 4):
+            run.step(2 * number)
+            flip(run, 1, PARAMETER, 4 + number, rank=1)
+            assert "(rank 1: " in named(run, 1, number)
+        (event,) = run.until(lambda: run.events("health"), "word of it")
+        why = "group 1 rank 1: GPU 3 was caught with a wrong state or wrong gradients 3 times"
+        assert event["text"] == f"{why}: drained, until planaria undrain takes it back"
+        run.incarnation(1, 1)
+        run.settled(3, beyond=run.watch.step)
+        shown = json.loads(run.operate("status", "--json").stdout)
+        assert [each.rpartition(":")[2] for each in shown["drained"]] == ["3"], "the other rank's is free for others"
         assert run.end() == 0, run.log()
         assert run.digests() == {unhurt("fsdp")}, run.log()
 

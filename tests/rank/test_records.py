@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planaria.core.messages import NO_QUORUM, ControlWord, QuorumId, Standing
+from planaria.core.messages import NO_QUORUM, NOTHING, ControlWord, QuorumId, Standing
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 from planaria.rank.records import (
     ShardRecord,
@@ -170,7 +170,7 @@ def test_cursors_by_shard() -> None:
 
 @given(
     st.integers(1, 40).flatmap(lambda shards: st.tuples(st.just(shards), st.frozensets(st.integers(0, shards - 1)))),
-    st.integers(0, 2**62),
+    st.integers(NOTHING, 2**62),
     st.booleans(),
     st.floats(0, 1e9),
     st.lists(st.builds(QuorumId, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=4),
@@ -179,8 +179,8 @@ def test_standing_round_trip(
     held: tuple[int, frozenset[int]], step: int, settled: bool, seconds: float, told: list[QuorumId]
 ) -> None:
     shards, have = held
-    base = (step // 2, told[0]) if told else (0, NO_QUORUM)
-    standing = Standing(step, settled, have, QuorumId(2, step), seconds, base=base, history=tuple(told))
+    base = (abs(step) // 2, told[0]) if told else (0, NO_QUORUM)
+    standing = Standing(step, settled, have, QuorumId(2, abs(step)), seconds, base=base, history=tuple(told))
     data = encode_standing(standing, shards, 4)
     assert len(data) == standing_bytes(shards, 4)
     assert decode_standing(data, shards) == standing

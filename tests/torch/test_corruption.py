@@ -18,7 +18,7 @@ from planaria.rank.promise import SAMPLES
 from planaria.rank.records import ShardRecord
 from planaria.rank.session import Session
 from planaria.rank.settings import read_settings
-from planaria.rank.statechecks import StateChecks
+from planaria.rank.statechecks import Finding, StateChecks
 from planaria.torch.data import ShardedDataset
 from planaria.torch.job import init
 from planaria.torch.low_comm import DiLoCo, LowCommunication, StreamingDiLoCo
@@ -89,7 +89,8 @@ def test_the_tensors_that_differ_are_found_and_kept_as_evidence(tmp_path: Path) 
     (tmp_path / "0").mkdir()
     members[0].look(signed, told)
     members[0].conclude(4)
-    assert members[0].found == {1: "model.1.weight, optimizer.state[model.0.bias].exp_avg_sq"}
+    what = "model.1.weight, optimizer.state[model.0.bias].exp_avg_sq"
+    assert members[0].found == {1: Finding(what, rank=0)}
     facts = json.loads((tmp_path / "0" / "corruption.json").read_text())
     sums = facts["ranks"]["0"]["model.1.weight"]
     assert facts["step"] == 4 and sums["0"] == sums["2"] != sums["1"]
@@ -100,6 +101,33 @@ def test_the_tensors_that_differ_are_found_and_kept_as_evidence(tmp_path: Path) 
         members[0].look([signed[0], third, signed[2]], lambda payload: pytest.fail("nobody need be asked"))
         members[0].conclude(4)
         assert not members[0].found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "finding"),
+    [
+        ({1}, Finding("rank 1: model.1.weight", 1)),
+        ({0, 1}, Finding("rank 0: model.1.weight; rank 1: model.1.weight", -1)),
+    ],
+)
+def test_of_several_ranks_the_one_whose_state_it_is_is_named(wrong: set[int], finding: Finding) -> None:
+    """Member 1 of three, of two ranks each: what each rank finds in its own part is put together."""
+    states = [trained()[2] for _ in range(3)]
+    sums = [json.dumps(all_sums(state)).encode() for state in states]
+    flip(states[1].checked(whole=True)["model.1.weight"])
+    damaged = [sums[0], json.dumps(all_sums(states[1])).encode(), sums[2]]
+    standings = [Standing(4, True, checksum=5 + (member == 1)) for member in range(3)]
+    said: list[bytes] = []
+
+    def ranks(payload: bytes) -> list[bytes]:
+        said.append(payload)
+        return [*said] if len(said) == 2 else [payload, payload]
+
+    for rank in range(2):
+        each, heard = StateChecks(4, states[0], ranks, None), damaged if rank in wrong else sums
+        each.look(standings, lambda _, heard=heard: heard)  # type: ignore[misc]
+        each.conclude(4)
+    assert each.found == {1: finding}
 
 
 def all_sums(state: ProtectedState) -> list[int]:
@@ -161,18 +189,19 @@ def test_recheck_needs_bits() -> None:
 
 
 class Quorum3:
-    """What ``Rechecks`` sees of a session: group 0 of three, of one rank each."""
+    """What ``Rechecks`` sees of a session: group 0 of three, of ``size`` ranks each."""
 
     member = Member(0, 0)
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 1) -> None:
         self.told: list[str] = []
+        self.ranks: list[int] = []  # named
         self.disputed: list[frozenset[int]] = []
         members = tuple(Member(group, 0) for group in range(3))
         target = Quorum(QuorumId(1, 1), members, ("",) * 3, True, "")
         self.named: list[bool] = []
         self.stepper = SimpleNamespace(target=target, step=7, dispute=self._dispute)
-        self.world = SimpleNamespace(rank=0)
+        self.world = SimpleNamespace(rank=0, size=size)
         self.settings = SimpleNamespace(where="job train, group 0")
 
     def _dispute(self, shards: frozenset[int], named: bool) -> None:
@@ -184,6 +213,7 @@ class Quorum3:
 
     def tell(self, report: Corrupted) -> None:
         self.told.append(report.text)
+        self.ranks.append(report.rank)
 
 
 def compared(rechecks: Rechecks, said: dict[int, int], shard: int = 0) -> frozenset[int]:
@@ -194,8 +224,9 @@ def compared(rechecks: Rechecks, said: dict[int, int], shard: int = 0) -> frozen
     return rechecks.compare(owned, [ShardRecord(shard, b"", checksum=mine)], opinions)
 
 
-def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> None:
-    session = Quorum3()
+@pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, -1)])
+def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is(size: int, rank: int) -> None:
+    session = Quorum3(size)
     rechecks = Rechecks(cast(Session, session))
     assert compared(rechecks, {0: 5, 1: 6}) == {0}
     rechecks.dispute(frozenset({0}))
@@ -209,6 +240,7 @@ def test_who_computed_a_shard_once_is_not_stubborn_and_who_did_so_twice_is() -> 
     with pytest.raises(CorruptionError, match="again and again"):
         rechecks.dispute(frozenset({0}))
     assert session.told == ["its gradients are not those that others agree on (shards [0], twice)"]
+    assert session.ranks == [rank]  # of several, which make gradients together, it may have been any
 
 
 @pytest.mark.parametrize("culprit", [0, 1])

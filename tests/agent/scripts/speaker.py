@@ -120,7 +120,8 @@ class Rank:
         if "linger" in WORDS and self.step == STEPS:
             time.sleep(0.5)
         if "damaged" in WORDS and ME.group == 1 and ME.incarnation == 0 and self.step % 5 == 0:
-            self.say(Corrupted(ME, self.step, "its state is not that of the others (weight)"))
+            rank = 1 if "rank-1" in WORDS else 0 if int(os.environ["WORLD_SIZE"]) == 1 else -1
+            self.say(Corrupted(ME, self.step, "its state is not that of the others (weight)", rank))
         if "crash" in WORDS and self.step == 2:
             raise ValueError("boom at step 2")
         if "crash-once" in WORDS and self.step == 2 and ME.incarnation == 0 and ME.group == 1:
