@@ -70,8 +70,15 @@ def unpacked(place: Path, apt: list[str], until: float, *packages: str) -> Path:
 
 def run(command: list[str], where: Path, until: float, what: str, environ: dict[str, str] | None = None) -> None:
     """Wait for it, until ``until`` at most. Raises Unavailable with ``what`` if it fails."""
+    # A process group, so that it can be ended as a whole; not a session, which would be scheduled as one of its own.
     process = subprocess.Popen(
-        command, cwd=where, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        cwd=where,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
     )
     try:
         output, _ = process.communicate(timeout=max(1.0, until - time.monotonic()))
