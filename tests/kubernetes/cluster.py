@@ -224,6 +224,7 @@ class Space:
             if operator.poll() is None:
                 operator.terminate()
             operator.wait()
+        self.release.touch()  # who is asked to leave does so after a step
         jobs = JOBS.path(self.name)
         for job in self.cluster.call("GET", jobs)["items"]:
             self.cluster.call("DELETE", f"{jobs}/{job['metadata']['name']}")

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ _LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 _ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts")
 _SECRETS = Kind("v1", "Secret", "secrets")
 _BEAT = 3.0
+# A cluster's DNS is told of pods late, and remembers for a while that there is no such name.
+_NAMES_LATE = 3.0
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "LANG", "TMPDIR")
 _LIBC = ctypes.CDLL(None)
 
@@ -377,7 +380,8 @@ class _Pod:
         whole = self.ready or service.get("publishNotReadyAddresses")
         if service["clusterIP"] == "None" and whole and service["selector"].items() <= self.labels.items():
             name = f"{spec['hostname']}.{spec['subdomain']}.{self.namespace}.svc"
-            self._kubelet.names.tell(self.address, name, f"{name}.cluster.local")
+            told = partial(self._kubelet.names.tell, self.address, name, f"{name}.cluster.local")
+            asyncio.get_running_loop().call_later(_NAMES_LATE, told)
             self._named = True
 
     async def _prepare(self, container: Object) -> tuple[list[str], dict[str, str]]:

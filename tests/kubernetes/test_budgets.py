@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from planaria.engines.kubernetes.api import BUDGETS, PODS
+from planaria.cli.pod_args import check
+from planaria.engines.kubernetes.access import Access
+from planaria.engines.kubernetes.api import BUDGETS, JOBS, PODS, Api
+from planaria.engines.kubernetes.controller import Controller
 from planaria.engines.kubernetes.reconcile import Create, Patch
+from tests.kubernetes.small_api import SmallApi
 from tests.kubernetes.world import World, job
+
+PATIENCE = 60.0
 
 
 def at_work(**spec: object) -> World:
@@ -38,10 +48,10 @@ def holders(world: World) -> int:
 
 def groups(world: World) -> dict[int, list[str]]:
     """The pods of the newest attempt at each."""
-    made: dict[int, list[str]] = {}
+    found: dict[int, list[str]] = {}
     for group, past in world.memory.groups.items():
-        made[group] = [name for name in world.pods if name.startswith(f"j-rg{group}-{past.attempt}")]
-    return made
+        found[group] = [name for name in world.pods if f"{name}-".startswith(f"j-rg{group}-{past.attempt}-")]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -61,9 +71,9 @@ def test_who_has_not_healed_is_no_reason_to_let_another_go() -> None:
     assert world.evictable("j-rg1-0")
     world.exit("j-rg1-0", 137)
     world.healing.add("j-rg1-1")
-    made = world.look().operations
-    (patch,) = [made.index(o) for o in made if isinstance(o, Patch) and o.kind in BUDGETS]
-    (create,) = [made.index(o) for o in made if isinstance(o, Create) and o.kind is PODS]
+    done = world.look().operations
+    (patch,) = [done.index(o) for o in done if isinstance(o, Patch) and o.kind in BUDGETS]
+    (create,) = [done.index(o) for o in done if isinstance(o, Create) and o.kind is PODS]
     assert patch < create, "else its pod would be ready before"
     world.settle(3)
     assert len(world.running()) == 3 and not world.evictable("j-rg2-0")
@@ -135,3 +145,74 @@ def test_whatever_is_evicted_enough_groups_hold_the_state(seed: int) -> None:
     world.settle()
     assert len(world.running()) == desired * nodes and evicted
     assert any(world.evictable(name) for name in world.running()), "a drain is to get on"
+
+
+async def until(met: Callable[[], Any], what: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not met():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def operated(server: SmallApi) -> AsyncIterator[None]:
+    """An operator of a server in memory, to which a job of two groups is submitted."""
+
+    async def run_pods() -> None:
+        while True:
+            await server.kubelet()
+            await asyncio.sleep(0.05)
+
+    await server.start()
+    api = Api(Access(server.url, False, dict, "n"))
+    tasks = [asyncio.ensure_future(each) for each in (run_pods(), Controller(api, "n", False, check).run())]
+    try:
+        await server._create(JOBS.path("n"), job(2) | {"metadata": {"name": "j"}})
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await api.close()
+        await server.close()
+
+
+def made(server: SmallApi) -> list[tuple[str, str]]:
+    """Budgets, by version."""
+    return sorted((b["apiVersion"], b["metadata"]["name"]) for b in server.of("poddisruptionbudgets"))
+
+
+@pytest.mark.parametrize("version", ["policy/v1", "policy/v1beta1"])
+async def test_they_are_of_the_newest_version_that_the_cluster_has(version: str) -> None:
+    server = SmallApi()
+    server.lacks = {"policy/v1"} - {version}
+    async with operated(server):
+        await until(lambda: len(made(server)) == 2, "budgets")
+        assert made(server) == [(version, "j-groups"), (version, "j-lighthouse")]
+
+
+class Forbidding(SmallApi):
+    """Budgets alone are forbidden: by a Role that is older than the operator, or by a quota."""
+
+    def __init__(self, *methods: str) -> None:
+        super().__init__()
+        self.methods, self.refused = methods, 0
+
+    async def _answer(
+        self, method: str, path: str, asked: dict[str, str], body: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        if "/poddisruptionbudgets" in path and method in self.methods:
+            self.refused += 1
+            return 403, {"reason": "Forbidden", "message": "no budgets here"}
+        return await super()._answer(method, path, asked, body)
+
+
+@pytest.mark.parametrize("methods", [("GET", "POST"), ("POST",)])
+async def test_a_cluster_that_forbids_them_keeps_no_group_from_being_replaced(methods: tuple[str, ...]) -> None:
+    server = Forbidding(*methods)
+    async with operated(server):
+        await until(lambda: len(server.of("pods")) == 2 and server.refused, "pods, and a refusal")
+        await server.remove(PODS.path("n"), "j-rg1-0")
+        await until(lambda: (PODS.path("n"), "j-rg1-1") in server.objects, "another attempt")
+        status = server.objects[JOBS.path("n"), "j"]["status"]
+        assert ("no budgets here" in status["message"]) == (methods == ("POST",)), "who cannot see them does without"

@@ -260,7 +260,8 @@ def _holds_the_state(space: Space, name: str, group: int) -> bool:
     command += ["--credentials", str(space.directory / "site")]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    return any(g["group"] == group and g["state"] == "active" for g in json.loads(done.stdout)["groups"])
+    told = json.loads(done.stdout)["groups"]
+    return any(each["member"]["group"] == group and each["state"] == "active" for each in told)
 
 
 def _hard(space: Space) -> bool:
