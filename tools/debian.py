@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
 
 class Unavailable(Exception):
     """A sentence about why something cannot be had."""
@@ -70,14 +72,27 @@ def unpacked(place: Path, apt: list[str], until: float, *packages: str) -> Path:
 
 def run(command: list[str], where: Path, until: float, what: str, environ: dict[str, str] | None = None) -> None:
     """Wait for it, until ``until`` at most. Raises Unavailable with ``what`` if it fails."""
-    process = subprocess.Popen(
-        command, cwd=where, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
+    process = None
+    # Whoever is told to end in the middle of a start would not know what to end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
+        # A process group, to be ended as a whole; not a session, which would be scheduled as one of its own.
+        process = subprocess.Popen(
+            command,
+            cwd=where,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         output, _ = process.communicate(timeout=max(1.0, until - time.monotonic()))
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         if isinstance(error, subprocess.TimeoutExpired):
             raise Unavailable(f"{what}: it takes too long") from None
         raise

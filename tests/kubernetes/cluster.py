@@ -7,7 +7,6 @@ import base64
 import ctypes
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from planaria.engines.kubernetes.crd import definition
 from planaria.engines.kubernetes.deploy import cluster_manifests, manifests
 from planaria.wire import authority
 from tests.kubernetes.process_kubelet import Kubelet
-from tools.kube_control_plane import binaries
+from tools.kube_control_plane import binaries, etcd
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "tests" / "e2e" / "scripts" / "train.py"
@@ -52,13 +51,13 @@ class Cluster:
 
     def start(self) -> None:
         where, here = binaries(), self.directory
-        etcd, peer, port = _free_ports(3)
-        url = f"http://127.0.0.1:{etcd}"
+        clients, peer, port = _free_ports(3)
+        url = f"http://127.0.0.1:{clients}"
         peers = f"http://127.0.0.1:{peer}"
         etcd_flags = ["--data-dir", str(here / "etcd"), "--unsafe-no-fsync", "--listen-client-urls", url]
         etcd_flags += ["--advertise-client-urls", url, "--listen-peer-urls", peers]
         etcd_flags += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
-        self.run("etcd", [str(shutil.which("etcd") or where / "etcd"), *etcd_flags])
+        self.run("etcd", [str(etcd()), *etcd_flags])
         key = here / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
         (here / "tokens.csv").write_text(f'{ADMIN},admin,1,"system:masters"\n')
@@ -154,6 +153,13 @@ class Cluster:
         found: Object = answer.json()
         return found
 
+    def post_unless(self, status: int, path: str, body: Object) -> bool:
+        """False if it is refused with this status."""
+        assert self._client is not None
+        answer = self._client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+        assert answer.status_code < 300 or answer.status_code == status, f"{path}: {answer.text}"
+        return answer.status_code != status
+
     def try_call(self, method: str, path: str) -> Object | None:
         try:
             return self.call(method, path)
@@ -218,6 +224,7 @@ class Space:
             if operator.poll() is None:
                 operator.terminate()
             operator.wait()
+        self.release.touch()  # who is asked to leave does so after a step
         jobs = JOBS.path(self.name)
         for job in self.cluster.call("GET", jobs)["items"]:
             self.cluster.call("DELETE", f"{jobs}/{job['metadata']['name']}")
@@ -256,7 +263,10 @@ class Space:
             else:
                 spec[key] = value
         body = {"apiVersion": JOBS.version, "kind": JOBS.kind, "metadata": {"name": name}, "spec": spec}
-        return self.cluster.call("POST", JOBS.path(self.name), body) if submit else body
+        return self.submit(body) if submit else body
+
+    def submit(self, body: Object) -> Object:
+        return self.cluster.call("POST", JOBS.path(self.name), body)
 
     def found(self, name: str) -> Object:
         return self.cluster.call("GET", JOBS.path(self.name, name))
@@ -273,15 +283,21 @@ class Space:
         items: list[Object] = self.cluster.call("GET", path)["items"]
         return items
 
-    def pod_of(self, name: str, group: int) -> Object | None:
-        """The newest pod of a group, if it runs."""
-        pods = self.pods(f"planaria.dev/job={name},planaria.dev/group={group}")
+    def pod_of(self, name: str, group: int, node: int = 0) -> Object | None:
+        """The newest pod of a group, on this one of its nodes, if it runs."""
+        pods = self.pods(f"planaria.dev/job={name},planaria.dev/group={group},planaria.dev/node={node}")
         pods = [
             p
             for p in pods
             if p.get("status", {}).get("phase") == "Running" and not p["metadata"].get("deletionTimestamp")
         ]
         return max(pods, key=lambda p: int(p["metadata"]["labels"]["planaria.dev/attempt"]), default=None)
+
+    def evict(self, pod: str) -> bool:
+        """As kubectl drain does; whether it was allowed."""
+        path = PODS.path(self.name, pod, "eviction")
+        body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.name}}
+        return self.cluster.post_unless(429, path, body)
 
     def events(self, reason: str) -> list[str]:
         items = self.cluster.call("GET", f"/api/v1/namespaces/{self.name}/events")["items"]

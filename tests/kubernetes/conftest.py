@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kubernetes.cluster import PATIENCE, Cluster, Space
-from tools.kube_control_plane import Unavailable, binaries, cache, there
+from tools.kube_control_plane import Unavailable, binaries, there
 
 _WAITS = 10
 _numbers = itertools.count(1)
@@ -25,11 +24,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if not there() and not os.environ.get("PLANARIA_BUILD_KUBERNETES"):
         pytest.skip("no control plane was built yet: make test-k8s does it")
     try:
-        where = binaries()
+        binaries()
     except Unavailable as error:
         pytest.skip(f"no control plane: {error}")
-    if shutil.which("etcd") is None and not (where / "etcd").exists():
-        pytest.skip(f"there is no etcd, neither installed nor in {cache()}")
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         made.start()

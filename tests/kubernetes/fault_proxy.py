@@ -76,6 +76,8 @@ def kind_of(target: str) -> str:
     """pods, of /api/v1/namespaces/n/pods/p; with /status."""
     words = target.split("?")[0].strip("/").split("/")
     words = words[2:] if words[0] == "api" else words[3:]
+    if not words:
+        return "versions"
     words = words[2:] if words[0] == "namespaces" and len(words) > 2 else words
     return words[0] + "/status" * (words[-1] == "status")
 

@@ -2,8 +2,8 @@
 
 It does for a real control plane what kubelet and kube-proxy do, as far as our pods need it: registers nodes and says
 that they live, runs the first container of each pod with an address of its own (127.10.x.y), mounts by writing volumes
-into a directory and replacing their paths in the command line, probes, reports ends, honours deletion; and leads
-connections to a Service's address to one of its ready pods.
+into a directory and replacing their paths in the command line, probes, reports ends, honours deletion; leads
+connections to a Service's address to one of its ready pods; and tells the names of pods of a Service without one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ import signal
 import subprocess
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from planaria.engines.kubernetes.access import Access
 from planaria.engines.kubernetes.api import NODES, PODS, SERVICES, Api, ApiError, Kind, Object
+from tests.kubernetes.names import Names
 
 _LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 _ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts")
 _SECRETS = Kind("v1", "Secret", "secrets")
 _BEAT = 3.0
+# A cluster's DNS is told of pods late, and remembers for a while that there is no such name.
+_NAMES_LATE = 3.0
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "LANG", "TMPDIR")
 _LIBC = ctypes.CDLL(None)
 
@@ -40,6 +44,8 @@ class Kubelet:
 
     def __init__(self, access: Access, authority: Path, directory: Path) -> None:
         self._access, self._authority, self._directory = access, authority, directory
+        directory.mkdir()
+        self.names = Names(directory / "hosts")
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(200))  # every process is waited for by one
         self._thread = threading.Thread(target=self._loop.run_forever, name="kubelet")
@@ -230,7 +236,7 @@ class _Pod:
         self.directory = directory.parent / f"{meta['name']}-{meta['uid'][:6]}"
         self.process: subprocess.Popen[bytes] | None = None
         self.ready = self.lost = self.ended = False
-        self._ending = False
+        self._ending = self._named = False
         self._restarts = 0
 
     def kill(self, signum: int) -> None:
@@ -357,11 +363,26 @@ class _Pod:
         while True:
             try:
                 await self._kubelet.api.patch(PODS, self.namespace, self.name, {"status": status}, "status")
+                await self._tell_name()
                 return
             except ApiError as error:
                 if error.status in (404, 409, 422):
                     return
                 await asyncio.sleep(0.5)
+
+    async def _tell_name(self) -> None:
+        """As a Service without an address does, once it has been told where the pod runs."""
+        spec = self._body["spec"]
+        if self._named or "subdomain" not in spec:
+            return
+        found = await self._kubelet.api.get(SERVICES, self.namespace, spec["subdomain"])
+        service = found["spec"]
+        whole = self.ready or service.get("publishNotReadyAddresses")
+        if service["clusterIP"] == "None" and whole and service["selector"].items() <= self.labels.items():
+            name = f"{spec['hostname']}.{spec['subdomain']}.{self.namespace}.svc"
+            told = partial(self._kubelet.names.tell, self.address, name, f"{name}.cluster.local")
+            asyncio.get_running_loop().call_later(_NAMES_LATE, told)
+            self._named = True
 
     async def _prepare(self, container: Object) -> tuple[list[str], dict[str, str]]:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -379,7 +400,8 @@ class _Pod:
             elif each["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP":
                 environ[each["name"]] = self.address
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        return [self._placed(word, mounts, environ) for word in words], environ
+        command = [self._placed(word, mounts, environ) for word in words]
+        return (self._kubelet.names.knowing(command) if "subdomain" in self._body["spec"] else command), environ
 
     @staticmethod
     def _placed(text: str, mounts: dict[str, str], environ: dict[str, str]) -> str:

@@ -22,6 +22,7 @@ class SmallApi(Loopback):
     """Objects are put and removed as the server's own clients would see it."""
 
     def __init__(self) -> None:
+        self.lacks: set[str] = set()  # versions of the API
         self.objects: dict[tuple[str, str], Object] = {}  # by (path of the kind, name)
         self._history: list[tuple[str, str, Object]] = []  # (kind, what, object); versions are its lengths
         self._news = asyncio.Event()  # of the next change; another one after it
@@ -89,6 +90,10 @@ class SmallApi(Loopback):
                     return
 
     async def _answer(self, method: str, path: str, asked: dict[str, str], body: Object) -> tuple[int, Object]:
+        if path.startswith("/apis/") and path.count("/") == 3:
+            if path.removeprefix("/apis/") in self.lacks:
+                return 404, {"reason": "NotFound", "message": f"{path} is not there"}
+            return 200, {}
         found = _PATH.fullmatch(path)
         assert found is not None, path
         kind, name, sub = found["kind"], found["name"] or "", found["sub"] or ""

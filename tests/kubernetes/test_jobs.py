@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from planaria.engines.kubernetes.api import JOBS, LEASES, NODES, PODS
+from planaria.engines.kubernetes.api import BUDGETS, JOBS, LEASES, NODES
 from tests.kubernetes.cluster import PATIENCE, ROOT, STEPS, TRAIN, Space
 
 pytestmark = pytest.mark.k8s
@@ -107,7 +107,7 @@ def test_cordons_and_evictions_move_groups_and_a_suspended_job_goes_on_from_its_
     body = space.job("train", groups=2, submit=False)
     container = body["spec"]["template"]["spec"]["containers"][0]
     container["args"] = ["--checkpoint", str(kept), "--checkpoint-every", "50", *container["args"]]
-    cluster.call("POST", JOBS.path(space.name), body)
+    space.submit(body)
     status = space.at_work("train", 2)
     pod = space.pod_of("train", 1)
     assert pod is not None
@@ -125,17 +125,23 @@ def test_cordons_and_evictions_move_groups_and_a_suspended_job_goes_on_from_its_
             status = space.at_work("train", 2, status["step"])
     finally:
         cluster.merge(NODES.path("", node), {"spec": {"unschedulable": None}})
-    # Somebody deletes a pod, as evictions and pre-emptions do: its group leaves in order.
-    pod = space.pod_of("train", 0)
-    assert pod is not None
-    name = pod["metadata"]["name"]
-    cluster.call("DELETE", PODS.path(space.name, name))
-    space.until(lambda: (p := space.pod_of("train", 0)) and p["metadata"]["name"] != name, "another pod of group 0")
+    # Somebody evicts a pod: its group leaves in order, and nobody may evict the other before this one is back.
+    space.until(lambda: len(space.list(BUDGETS[1])) == 2, "budgets")
+    first, second = _pods(space, "train", 2)
+    space.until(lambda: space.evict(first), "the eviction of one group")
+    assert not space.evict(second), "the only one that holds the state"
+    space.until(lambda: space.evict(second), "the eviction of the other")
+    assert _holds_the_state(space, "train", 0), "a pod that only runs is no reason to let the last holder go"
+    space.until(lambda: not {first, second} & {*_pods(space, "train", 2)}, "another pod of both")
     status = space.at_work("train", 2, status["step"])
-    assert "leave after the next commit" in cluster.kubelet.log(name) or status["step"] > 0
+    # And of the lighthouses.
+    first, second = (p["metadata"]["name"] for p in space.pods("planaria.dev/role=lighthouse"))
+    space.until(lambda: space.evict(first), "the eviction of a lighthouse")
+    assert not space.evict(second), "the last one"
     space.change("train", {"suspend": True})
     space.phase("train", "Suspended")
     assert not space.pods("planaria.dev/role=trainer")
+    space.until(lambda: not space.list(BUDGETS[1]), "no budgets of what is not there")
     space.change("train", {"suspend": False})
     space.at_work("train", 2, 0)
     space.release.touch()
@@ -155,9 +161,9 @@ def test_an_urgent_job_takes_a_group_of_another_and_gives_it_back(space: Space, 
         template["containers"][0]["resources"] = {"requests": {"cpu": "3"}}
     template["priorityClassName"] = "urgent"
     template["containers"][0]["args"] = ["--quiet", str(TRAIN), "--steps", str(STEPS)]
-    cluster.call("POST", JOBS.path(space.name), jobs["modest"])
+    space.submit(jobs["modest"])
     status = space.at_work("modest", 3)
-    cluster.call("POST", JOBS.path(space.name), jobs["urgent"])
+    space.submit(jobs["urgent"])
     space.until(lambda: space.status("modest").get("lent") == 1, "a group that is lent")
     status = space.at_work("modest", 2, status["step"])
     space.phase("urgent", "Complete")
@@ -180,7 +186,7 @@ def test_bad_jobs_say_what_is_wrong_and_stop(space: Space) -> None:
     body = space.job("dies", groups=1, submit=False)
     body["spec"]["template"]["spec"]["containers"][0]["command"] = [sys.executable, "-c", "exit('no such model')"]
     body["spec"]["restartBackoffSeconds"] = 0.1
-    cluster.call("POST", JOBS.path(space.name), body)
+    space.submit(body)
     failed = space.phase("dies", "Failed")
     assert "no such model" in failed["message"] and "3 attempts" in failed["message"]
 
@@ -188,7 +194,7 @@ def test_bad_jobs_say_what_is_wrong_and_stop(space: Space) -> None:
     quota = {"metadata": {"name": "one"}, "spec": {"hard": {"requests.cpu": "1"}}}
     body = space.job("large", groups=2, submit=False)
     body["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "99"}}
-    cluster.call("POST", JOBS.path(space.name), body)
+    space.submit(body)
     space.until(lambda: "Insufficient cpu" in space.status("large").get("message", ""), "a sentence about room")
     cluster.call("POST", f"/api/v1/namespaces/{space.name}/resourcequotas", quota)
     space.until(lambda: _hard(space), "the quota to count")
@@ -240,6 +246,22 @@ def _nodes(space: Space, name: str) -> list[str]:
     """Of every group that runs."""
     pods = [space.pod_of(name, group) for group in range(9)]
     return [pod["spec"]["nodeName"] for pod in pods if pod is not None]
+
+
+def _pods(space: Space, name: str, groups: int) -> list[str]:
+    """The newest one of every group that runs."""
+    pods = [space.pod_of(name, group) for group in range(groups)]
+    return [pod["metadata"]["name"] for pod in pods if pod is not None]
+
+
+def _holds_the_state(space: Space, name: str, group: int) -> bool:
+    """As the lighthouse has it."""
+    command = [sys.executable, "-m", "planaria", "status", "--json", "--lighthouse", space.status(name)["lighthouse"]]
+    command += ["--credentials", str(space.directory / "site")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    told = json.loads(done.stdout)["groups"]
+    return any(each["member"]["group"] == group and each["state"] == "active" for each in told)
 
 
 def _hard(space: Space) -> bool:

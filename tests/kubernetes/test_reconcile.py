@@ -278,6 +278,14 @@ def test_pods_say_what_a_group_is_and_take_no_rights() -> None:
     assert context["runAsNonRoot"] and context["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_first_pod_of_a_group_listens_where_it_is_and_the_others_ask_for_it_by_name() -> None:
+    """Its own name may not be known yet when it begins to listen; whoever asks for it asks again."""
+    wanted = crd.read(job(3, nodesPerGroup=2))
+    for node, host in ((0, "$(POD_IP)"), (1, "j-rg1-2-0.j-groups.n.svc")):
+        command = pod(wanted, 1, 2, node, 0, 3, "10.0.0.1:29510")["spec"]["containers"][0]["command"]
+        assert command[command.index("--group-addr") + 1] == f"{host}:29511"
+
+
 def test_an_operator_that_is_started_again_knows_whom_the_lighthouse_has_met() -> None:
     """So that a node that was lost meanwhile need not be given up by Kubernetes first."""
     world = World(job(3))

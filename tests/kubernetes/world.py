@@ -9,9 +9,10 @@ from typing import Any
 from planaria.core.messages import Member, Phase, Quorum, QuorumId
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.engines.kubernetes import crd
-from planaria.engines.kubernetes.api import DEPLOYMENTS, PODS, SERVICES, Object
+from planaria.engines.kubernetes.api import BUDGETS, DEPLOYMENTS, PODS, SERVICES, Object
+from planaria.engines.kubernetes.budgets import Budgets
 from planaria.engines.kubernetes.observe import Memory, Past, Seen, attempts
-from planaria.engines.kubernetes.reconcile import Create, Decision, Delete, Evict, Scale, decide
+from planaria.engines.kubernetes.reconcile import Create, Decision, Delete, Evict, Patch, Scale, decide
 from planaria.engines.kubernetes.resources import ATTEMPT, GROUP
 
 
@@ -29,6 +30,8 @@ class World:
     pods: dict[str, Object] = field(default_factory=dict)
     deployment: Object | None = None
     services: dict[str, Object] = field(default_factory=dict)
+    budgets: dict[str, Object] | None = field(default_factory=dict)  # None: the operator may not see them
+    healing: set[str] = field(default_factory=set)  # pods that run, and whose group does not hold the state yet
     lost: set[str] = field(default_factory=set)  # pods whose node is gone
     evicted: set[str] = field(default_factory=set)  # of those, pods whose group the lighthouse has given up
     noticed: bool = False  # Kubernetes has seen which nodes are lost
@@ -59,12 +62,18 @@ class World:
                         self.services[name] = body | {"spec": body["spec"] | {"clusterIP": "10.0.0.9"}}
                     elif kind is DEPLOYMENTS:
                         self.deployment = body
+                    elif kind in BUDGETS and self.budgets is not None:
+                        self.budgets[name] = body
                     if group >= 0 and attempt > self.memory.groups[group].attempt:
                         self.memory.groups[group] = Past(attempt, self.memory.groups[group].failures, made=self.now)
                         if replaces:
                             self.memory.replacements.append(self.now)
                 case Delete(kind, body, _) if kind is PODS:
                     body["metadata"]["deletionTimestamp"] = "now"
+                case Patch(kind, name, body) if kind in BUDGETS and self.budgets is not None:
+                    self.budgets[name] = {**self.budgets[name], **body}
+                case Delete(kind, body, _) if kind in BUDGETS and self.budgets is not None:
+                    del self.budgets[body["metadata"]["name"]]
                 case Delete(kind, body, _):
                     if kind is DEPLOYMENTS:
                         self.deployment = None
@@ -84,6 +93,7 @@ class World:
             self.status() if self.answers else None,
             self.cordoned,
             frozenset(f"node-of-{name}" for name in self.lost if self.noticed),
+            Budgets(BUDGETS[0], dict(self.budgets)) if self.budgets is not None else None,
         )
 
     def status(self) -> JobStatus:
@@ -97,6 +107,7 @@ class World:
             away = any(p["metadata"]["name"] in self.lost for p in newest.pods)
             member = Member(group, newest.number)
             state = "dead" if away and newest.pods[0]["metadata"]["name"] in self.evicted else "active"
+            state = "healing" if any(p["metadata"]["name"] in self.healing for p in newest.pods) else state
             groups.append(
                 GroupStatus(member, state, 5, QuorumId(1, 1), Phase.COMPUTING, math.nan, 0.1, 1, f"a{group}", not away)
             )
@@ -106,6 +117,12 @@ class World:
         if members:
             quorum = Quorum(QuorumId(1, 1), tuple(members), ("a",) * len(members), True, "")
         return JobStatus("j", 1, quorum, None, self.told or self.wanted.desired, self.complete, tuple(groups))
+
+    def evictable(self, name: str) -> bool:
+        """Whether the API server would take an eviction of this pod of a group."""
+        budget = (self.budgets or {}).get("j-groups")
+        healthy = [n for n in self.running() if not self.pods[n]["metadata"].get("deletionTimestamp")]
+        return budget is None or name not in healthy or len(healthy) > budget["spec"]["minAvailable"]
 
     # --- what happens ----------------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ EVENTS = Kind("v1", "Event", "events")
 NODES = Kind("v1", "Node", "nodes", namespaced=False)
 DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments")
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
+# The newest that a cluster has: the second is gone since 1.25, the first is there since 1.21.
+BUDGETS = tuple(Kind(v, "PodDisruptionBudget", "poddisruptionbudgets") for v in ("policy/v1", "policy/v1beta1"))
 
 
 class Api:
@@ -79,6 +81,17 @@ class Api:
     async def list(self, kind: Kind, namespace: str, selector: str = "") -> Object:
         """With its ``items`` and the ``metadata.resourceVersion`` from which to watch."""
         return await self._call("GET", kind.path(namespace), params={"labelSelector": selector} if selector else {})
+
+    async def served(self, *kinds: Kind) -> Kind:
+        """The first of them that the server has; ApiError 404 if it has none."""
+        for kind in kinds:
+            try:
+                await self._call("GET", f"/apis/{kind.version}")
+                return kind
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        raise ApiError(404, "NotFound", f"the server has no {kinds[0].plural} of a version known here")
 
     async def create(self, kind: Kind, namespace: str, body: Object) -> Object:
         return await self._call("POST", kind.path(namespace), body)

@@ -9,7 +9,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from planaria.engines.kubernetes import crd
-from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, NODES, PODS, SERVICES, Api, ApiError, Object
+from planaria.engines.kubernetes.api import (
+    BUDGETS,
+    DEPLOYMENTS,
+    JOBS,
+    NODES,
+    PODS,
+    SERVICES,
+    Api,
+    ApiError,
+    Kind,
+    Object,
+)
+from planaria.engines.kubernetes.budgets import Budgets
 from planaria.engines.kubernetes.cache import Cache
 from planaria.engines.kubernetes.keeper import JobKeeper
 from planaria.engines.kubernetes.lending import Lending, change, party
@@ -21,6 +33,7 @@ log = logging.getLogger("planaria.operator")
 
 # A pod that finds no room is in nobody's way for a moment.
 _LEND_SECONDS = 2.0
+_ASK_AGAIN = 10.0  # for what it can do without
 
 
 class Controller:
@@ -36,6 +49,7 @@ class Controller:
         self._deployments = Cache(api, DEPLOYMENTS, namespace, self._changed, JOB)
         self._services = Cache(api, SERVICES, namespace, self._changed, JOB)
         self._nodes = Cache(api, NODES, "", self._node_changed) if nodes else None
+        self._budgets: tuple[Kind, Cache] | None = None
         self._marks: dict[str, tuple[bool, bool]] = {}  # of nodes: cordoned, lost
         self._keepers: dict[str, tuple[JobKeeper, asyncio.Task[None]]] = {}
 
@@ -46,6 +60,7 @@ class Controller:
                 group.create_task(cache.run())
             if self._nodes is not None:  # it may not be allowed to see them, and can do without
                 group.create_task(self._nodes.run())
+            group.create_task(self._see_budgets())
             for cache in caches:
                 # Half a view is none: pods that are not known yet would be made again.
                 await cache.filled.wait()
@@ -68,6 +83,19 @@ class Controller:
             keeper = JobKeeper(self._api, self._jobs, self._pods, self._namespace, name, self._see, self._check)
             self._keepers[name] = (keeper, self._start(keeper.run()))
         self._keepers[name][0].wake()
+
+    async def _see_budgets(self) -> None:
+        """Nothing waits for them: an older Role may not allow it, and training does without."""
+        while True:
+            try:
+                kind = await self._api.served(*BUDGETS)
+                break
+            except ApiError as error:
+                log.warning("PodDisruptionBudgets cannot be made yet: %s", error)
+                await asyncio.sleep(_ASK_AGAIN)
+        cache = Cache(self._api, kind, self._namespace, self._changed, JOB)
+        self._budgets = kind, cache
+        await cache.run()
 
     async def _lend(self) -> None:
         """Make room for those that wait."""
@@ -105,12 +133,17 @@ class Controller:
             # Of a job of this name that was deleted something may be left; pods of lighthouses are a ReplicaSet's.
             return [o for o in cache.of(job) if _kin(o) in ("ReplicaSet", uid)]
 
+        budgets = None
+        if self._budgets is not None and self._budgets[1].filled.is_set():
+            kind, cache = self._budgets
+            budgets = Budgets(kind, {body["metadata"]["name"]: body for body in ours(cache)})
         return Seen(
             pods=tuple(ours(self._pods)),
             deployment=next(iter(ours(self._deployments)), None),
             services={service["metadata"]["name"]: service for service in ours(self._services)},
             cordoned=frozenset(name for name, (cordoned, _) in self._marks.items() if cordoned),
             lost=frozenset(name for name, (_, lost) in self._marks.items() if lost),
+            budgets=budgets,
         )
 
 

@@ -42,6 +42,7 @@ def manifests(namespace: str, image: str) -> list[Object]:
         _rule(GROUP, [f"{JOBS.plural}/finalizers"], "update"),
         _rule("", ["pods", "services"], "get", "list", "watch", "create", "delete"),
         _rule("apps", ["deployments"], "get", "list", "watch", "create", "patch", "delete"),
+        _rule("policy", ["poddisruptionbudgets"], "get", "list", "watch", "create", "patch", "delete"),
         _rule("", ["events"], "create"),
         _rule("coordination.k8s.io", ["leases"], "get", "create"),
         {**_rule("coordination.k8s.io", ["leases"], "update"), "resourceNames": [NAME]},

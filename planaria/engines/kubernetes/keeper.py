@@ -80,7 +80,8 @@ class JobKeeper:
         self._told: dict[str, str] = {}  # newest message of each reason: it is not told twice in a row
         self._news = asyncio.Event()
         self._pause = 0.0
-        self._hindrance, self._hindered_until = "", 0.0  # why something cannot be made now, and when it is tried again
+        # By kind: why nothing of it can be made now, and when it is tried again.
+        self._hindrances: dict[str, tuple[str, float]] = {}
 
     def wake(self) -> None:
         self._news.set()
@@ -136,7 +137,7 @@ class JobKeeper:
         # What was done is seen in the status at once.
         seen = replace(self._see(self.name, job.uid), lighthouse=lighthouse)
         await self._write(status_of(job, seen, memory, decision.observed.groups, trouble, fewer, self._status))
-        if not self._hindrance:
+        if not self._hindrances:
             self._pause = 0.0
         return self._wait(job, memory, decision, moment)
 
@@ -150,10 +151,12 @@ class JobKeeper:
 
     async def _carry_out(self, decision: Decision, job: Wanted, body: Object, memory: Memory) -> str:
         """All that can be done; why something could not be, or nothing."""
-        trouble, hindrance = "", ""
-        waits = bool(self._hindrance) and time.monotonic() < self._hindered_until
+        trouble, refused = "", dict[str, str]()
+        waits = {kind: held for kind, held in self._hindrances.items() if time.monotonic() < held[1]}
+        self._hindrances = waits
         for operation in decision.operations:
-            if isinstance(operation, Create) and (waits or hindrance):
+            kind = operation.kind.kind if isinstance(operation, Create) else ""
+            if kind in waits or kind in refused:
                 continue  # a quota does not change because it is asked every second
             try:
                 await self._do(operation, job, body, memory)
@@ -161,18 +164,16 @@ class JobKeeper:
                 if error.passing:
                     raise
                 trouble = str(error)
-                if isinstance(operation, Create):
-                    hindrance = trouble
+                if kind:
+                    refused[kind] = trouble
                 await self._tell(Tell("Refused", trouble, warning=True), body)
             except UsageError as error:  # of the lighthouse
                 trouble = str(error)
-        if waits:
-            return trouble or self._hindrance
-        self._hindrance = hindrance
-        if hindrance:
+        if refused:
             self._pause = min(max(2 * self._pause, _PAUSE[0]), _PAUSE[1])
-            self._hindered_until = time.monotonic() + self._pause
-        return trouble
+            again = time.monotonic() + self._pause
+            self._hindrances |= {kind: (why, again) for kind, why in refused.items()}
+        return trouble or next((why for why, _ in waits.values()), "")
 
     async def _do(self, operation: Operation, job: Wanted, body: Object, memory: Memory) -> None:
         match operation:

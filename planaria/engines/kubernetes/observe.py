@@ -18,6 +18,7 @@ from planaria.core.plan import GroupState, NodeFailure, Observed, ObservedGroup,
 from planaria.core.roster import GroupStatus, JobStatus
 from planaria.engines.keeper import ASKED
 from planaria.engines.kubernetes.api import Object
+from planaria.engines.kubernetes.budgets import Budgets
 from planaria.engines.kubernetes.resources import ATTEMPT, GROUP, ROLE
 
 # Failures and replacements that a status lists; a job with more of them has other troubles.
@@ -36,6 +37,7 @@ class Seen:
     lighthouse: JobStatus | None = None
     cordoned: frozenset[str] = frozenset()  # nodes that take no new pods
     lost: frozenset[str] = frozenset()  # nodes that Kubernetes does not hear of
+    budgets: Budgets | None = None  # None: they cannot be seen
 
     def pods_of(self, role: str) -> list[Object]:
         return [pod for pod in self.pods if (pod["metadata"].get("labels") or {}).get(ROLE) == role]

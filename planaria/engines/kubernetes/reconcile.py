@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from planaria.core import plan as planning
 from planaria.core.plan import GroupState, Observed
 from planaria.engines.desk import GONE
-from planaria.engines.kubernetes import resources
+from planaria.engines.kubernetes import budgets, resources
 from planaria.engines.kubernetes.api import DEPLOYMENTS, LEASES, PODS, SERVICES, Kind, Object
 from planaria.engines.kubernetes.crd import Wanted
 from planaria.engines.kubernetes.observe import Attempt, Memory, Past, Seen, attempts, observe
@@ -88,12 +88,14 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
     if memory.outcome is not None:
         return Decision(_clear(seen), observe(spec, job.nodes, seen, memory, now))
     if job.suspend:
-        return Decision(_suspended(seen, memory))
+        return Decision([*_suspended(seen, memory), *_unprotected(seen)])
     decision = Decision(_foundation(job, seen))
     decision.observed = observe(spec, job.nodes, seen, memory, now)
     service = seen.services.get(resources.lighthouse_name(job))
     if service is None or not service["spec"].get("clusterIP"):
         return decision  # nothing can be told where the lighthouse is
+    # Before pods are made that count as ready, and do not hold the state yet.
+    decision.operations += _protected(seen, budgets.wanted(job, desired, decision.observed, memory.committed))
     address = f"{service['spec']['clusterIP']}:{PORT}"
     world = _World(job, seen, memory, desired, address, now, decision.operations)
     world.complete()
@@ -242,6 +244,27 @@ def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
     return made
 
 
+def _protected(seen: Seen, wanted: list[Object]) -> list[Operation]:
+    """The budgets of evictions as they are wanted."""
+    if seen.budgets is None:
+        return []
+    kind, found = seen.budgets.kind, dict(seen.budgets.found)
+    made: list[Operation] = []
+    for body in wanted:
+        name = body["metadata"]["name"]
+        there = found.pop(name, None)
+        if there is None:
+            made.append(Create(kind, {"apiVersion": kind.version, **body}))
+        elif any(there["spec"].get(key) != value for key, value in body["spec"].items()):
+            made.append(Patch(kind, name, {"spec": body["spec"]}))
+    return [*made, *(Delete(kind, body) for body in found.values())]
+
+
+def _unprotected(seen: Seen) -> list[Operation]:
+    there = seen.budgets
+    return [] if there is None else [Delete(there.kind, body) for body in there.found.values()]
+
+
 def _gist(deployment: Object) -> tuple[object, ...]:
     """What of it follows the job; servers add to the rest."""
     container = deployment["template"]["spec"]["containers"][0]
@@ -263,7 +286,8 @@ def _clear(seen: Seen) -> list[Operation]:
     over = [pod for pod in seen.pods_of("trainer") if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
     if over:
         return _deleted(over)
-    return [*_gone(DEPLOYMENTS, seen.deployment), *(Delete(SERVICES, each) for each in seen.services.values())]
+    services = [Delete(SERVICES, each) for each in seen.services.values()]
+    return [*_gone(DEPLOYMENTS, seen.deployment), *services, *_unprotected(seen)]
 
 
 def _gone(kind: Kind, body: Object | None) -> list[Operation]:

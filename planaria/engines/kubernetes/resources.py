@@ -45,7 +45,7 @@ def lighthouse_of(name: str) -> str:
 
 
 def names_of(job: Wanted) -> str:
-    """The Service that gives pods of groups of several nodes their names."""
+    """The Service that gives pods of groups of several nodes their names; also what keeps evictions from all groups."""
     return f"{job.name}-groups"
 
 
@@ -114,8 +114,9 @@ def _options(job: Wanted, group: int, attempt: int, node: int, run: int, desired
         "--credentials": _CREDENTIALS,
     }
     if job.nodes > 1:
-        head = f"{pod_name(job, group, attempt, 0)}.{names_of(job)}.{job.namespace}.svc:{GROUP_PORT}"
-        known |= {"--nnodes": job.nodes, "--node-rank": node, "--group-addr": head}
+        # The first listens where it knows that it is: its name is known only when others have been told where it runs.
+        head = f"{pod_name(job, group, attempt, 0)}.{names_of(job)}.{job.namespace}.svc" if node else "$(POD_IP)"
+        known |= {"--nnodes": job.nodes, "--node-rank": node, "--group-addr": f"{head}:{GROUP_PORT}"}
     return [*(word for option, value in known.items() for word in (option, str(value))), "--placed"]
 
 
@@ -211,6 +212,12 @@ def lease(job: Wanted) -> Object:
         "metadata": _owned(job, lighthouse_name(job), "lighthouse"),
         "spec": {},
     }
+
+
+def budget(job: Wanted, name: str, role: str, spec: Object) -> Object:
+    """A PodDisruptionBudget, but for the version, in which clusters differ."""
+    selector = {"matchLabels": labels(job, role)}
+    return {"kind": "PodDisruptionBudget", "metadata": _owned(job, name, role), "spec": {**spec, "selector": selector}}
 
 
 def owner(job: Wanted) -> Object:

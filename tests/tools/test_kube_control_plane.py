@@ -1,0 +1,75 @@
+"""The build of a control plane as a process: beside other things, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def building(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a build that gets as far as the first thing to fetch, which never comes."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("apt-get", "dpkg"):
+        (programs / name).write_text("#!/bin/sh\nsleep 600 &\nwait\n")
+        (programs / name).chmod(0o755)
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    environ["PATH"] = f"{programs}:{environ['PATH']}"
+    return [sys.executable, "-m", "tools.kube_control_plane", "--background"], environ
+
+
+def children(of: int, how_many: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + PATIENCE
+    while len(found := psutil.Process(of).children(recursive=True)) < how_many:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return found
+
+
+def test_a_build_in_the_background_is_last_of_all_and_leaves_nothing_when_it_is_ended(
+    building: tuple[list[str], dict[str, str]], tmp_path: Path
+) -> None:
+    command, environ = building
+    with subprocess.Popen(command, env=environ) as process:
+        try:
+            started = children(process.pid, 2)  # apt-get, and what that has started
+            for each in started:
+                assert os.sched_getscheduler(each.pid) == os.SCHED_IDLE and each.nice() == 19
+                assert os.getsid(each.pid) == process.pid, "of a session of its own it would get as much as the tests"
+            autogroup = Path(f"/proc/{started[-1].pid}/autogroup")
+            if autogroup.exists():
+                assert autogroup.read_text().endswith("nice 19\n")
+        finally:
+            process.terminate()
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert not [each for each in started if each.is_running()]
+    assert [path.name for path in (tmp_path / "cache/planaria/kube-1.20.2").iterdir()] == ["lock"]
+
+
+def test_of_two_builds_the_second_waits_and_one_that_takes_too_long_is_given_up(
+    building: tuple[list[str], dict[str, str]],
+) -> None:
+    command, environ = building
+    with subprocess.Popen(command, env=environ) as first:
+        try:
+            children(first.pid, 2)
+            # It would end at once if it began.
+            second = subprocess.Popen([*command, "--minutes", "0"], env=environ, stderr=subprocess.PIPE, text=True)
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(2.0)
+        finally:
+            first.terminate()
+    _, said = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 1
+    assert said == "no control plane: the list of source packages cannot be read: it takes too long\n"
