@@ -60,7 +60,7 @@ async def _supervise(options: RunOptions, template: scripts.Template, allocation
     """``allocation``: in whose steps groups run; empty: each has a job of its own."""
     if allocation:
         steps = StepHost(template, allocation)
-        kept = Supervisor(options, "slurm", _host(options), LOG, lambda note: steps, steps.close)
+        kept = Supervisor(options, "slurm", _host(options), LOG, lambda note: steps)
     else:
         before = _read_before(options.log_dir / BEFORE)
         kept = Supervisor(options, "slurm", _host(options), LOG, lambda note: SlurmHost(template, note, before))

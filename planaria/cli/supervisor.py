@@ -1,4 +1,4 @@
-"""The supervisor of ``planaria run --engine``: keeps a place in a cluster for every group, and shows what becomes of it.
+"""The supervisor of ``planaria run --engine``: keeps a place in a cluster for every group, and says how they fare.
 
 It needs no place of its own. Whatever it knows it can learn again, so it may be killed and started again (with the same
 --job and --log-dir) while training goes on.
@@ -100,12 +100,11 @@ class Supervisor:
         address: str,
         log: str,
         host_of: Callable[[Callable[[str, str, int], None]], GroupHost],
-        close: Callable[[], None] = lambda: None,
     ) -> None:
         """``address``: where the other nodes reach this one. ``log``: name of the file with a life's output, in the
-        directory of that life. ``host_of``: where groups run, given whom to tell (kind, sentence, group). ``close`` is
-        called when no group is left, or nobody waits for them."""
-        self._options, self._engine, self._address, self._log, self._close = options, engine, address, log, close
+        directory of that life. ``host_of``: where groups run, given whom to tell (kind, sentence, group)."""
+        self._options, self._engine, self._address, self._log = options, engine, address, log
+        self._out = sys.stdout  # of groups; whoever calls may have another one for what a library says
         self._began = time.monotonic()
         with usable(options.log_dir):
             self._events = EventLog(options.log_dir / "events.jsonl")
@@ -132,7 +131,7 @@ class Supervisor:
         finally:
             if desk is not None:
                 desk.close()
-            self._close()
+            self._host.close()
             if lighthouse is not None:
                 await lighthouse.stop()
             self._pump.close()
@@ -235,7 +234,7 @@ class Supervisor:
                 self._followed[group] = log
                 told = partial(json_of, job=self._options.job, group=group, incarnation=life.incarnation)
                 rendered = told if self._options.log_format is LogFormat.JSON else None
-                self._pump.follow(f"rg{group}-i{life.incarnation}", log, sys.stdout, rendered)
+                self._pump.follow(f"rg{group}-i{life.incarnation}", log, self._out, rendered)
 
     def _lighthouse(self) -> LighthouseChild:
         """Where the one before it was, if that is possible: then nobody has to look for it."""

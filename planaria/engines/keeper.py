@@ -80,6 +80,9 @@ class GroupHost(Protocol):
     async def changed(self) -> None:
         """Return when `list` may have changed."""
 
+    def close(self) -> None:
+        """Give back what it holds here. Groups that are to go on do so."""
+
 
 @dataclass(slots=True)
 class Life:

@@ -94,3 +94,6 @@ class SlurmHost:
         waits = any(each.state is HostState.PENDING for each in self._seen)
         await asyncio.sleep(self._pause if waits or self._pause < BUSY_SECONDS[1] else CALM_SECONDS)
         self._pause, self._asked = min(2 * self._pause, BUSY_SECONDS[1]), True
+
+    def close(self) -> None:
+        """Nothing is held here: Slurm has it all."""
