@@ -64,7 +64,7 @@ def slurm(directory: Path) -> Iterator[Job]:
         run.start()
         run.quorum(set(range(GROUPS)))
         events = directory / "run" / "rg0-i0" / "events.jsonl"
-        yield Job(lambda: events, lambda: os.kill(run.agent(run.job_of(VICTIM)[0]), signal.SIGKILL))
+        yield Job(lambda: events, lambda: os.kill(run.agent_of(run.job_of(VICTIM)[0]), signal.SIGKILL))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
@@ -20,10 +21,13 @@ from planaria.cli.options import RunOptions
 from planaria.cli.supervisor import Supervisor
 from planaria.errors import UsageError
 from planaria.lighthouse.server import refuse_strangers
-from planaria.wire.channel import join_address
+from planaria.wire.channel import join_address, split_address
 
 if TYPE_CHECKING:
     from planaria.engines.placing import Template
+
+# A machine that is there takes a connection at once, or refuses it; lost packets are sent again after one and three.
+CONNECT_SECONDS = 5.0
 
 
 def run(options: RunOptions, ctx: typer.Context) -> int:
@@ -37,15 +41,17 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
         raise UsageError(f"--engine ray needs Ray ({error}): pip install 'planaria[ray]'") from None
     template = supervisor.template_of(options, ctx)
     with held(options.log_dir):
-        address = os.environ.get("RAY_ADDRESS") or "auto"
+        address = os.environ.get("RAY_ADDRESS", "") or "auto"
         if address.startswith("ray://"):
             raise UsageError(
                 f"RAY_ADDRESS={address}: the supervisor runs in the cluster itself: start it on a node, or as a "
                 "job: ray job submit -- planaria run --engine ray ..."
             )
         try:
+            if address != "auto":  # Ray would try for minutes
+                socket.create_connection(split_address(address, "RAY_ADDRESS"), CONNECT_SECONDS).close()
             ray.init(address, namespace=host.NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"--engine ray: there is no cluster at {address} ({error})") from None
         try:
             return _supervise(options, template, asked)

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.cluster_utils import Cluster as RayCluster
+
+from planaria.engines.ray.host import NAMESPACE
 
 # The least that Ray takes: nothing is stored in it.
 _STORE = 80_000_000
@@ -26,12 +29,14 @@ class Cluster:
         self._ray = RayCluster(
             initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": _STORE, **place}
         )
+        ray.init(self._ray.address, namespace=NAMESPACE, log_to_driver=False)
         self.env = os.environ | {"RAY_ADDRESS": self._ray.address}
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        ray.shutdown()
         self._ray.shutdown()
 
     def add(self) -> str:
@@ -48,3 +53,11 @@ class Cluster:
         workers with all that they have started, for those cannot outlive a machine."""
         for each in self._nodes.pop(name).all_processes["raylet"]:
             os.kill(each.process.pid, signal.SIGKILL)
+
+    def actors(self) -> set[str]:
+        """The names of those that are alive."""
+        return set(ray.util.list_named_actors())
+
+    def places(self) -> set[str]:
+        """The names of placement groups that hold something."""
+        return {each["name"] for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"}

@@ -1,0 +1,25 @@
+"""A real Ray cluster for each test that wants one."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="pip install 'planaria[ray]'; make test-ray does")
+
+from tests.ray.cluster import Cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    # Ray has sockets in there, and their names may not be long.
+    directory = Path(tempfile.mkdtemp(prefix="ray-"))
+    try:
+        with Cluster(directory) as found:
+            yield found
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
