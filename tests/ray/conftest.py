@@ -6,16 +6,19 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("ray", reason="pip install 'planaria[ray]'; make test-ray does")
-
-from tests.ray.cluster import Cluster
+if TYPE_CHECKING:
+    from tests.ray.cluster import Cluster
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
+    pytest.importorskip("ray", reason="Ray is not installed; make test-ray does that")
+    from tests.ray.cluster import Cluster
+
     # Ray has sockets in there, and their names may not be long.
     directory = Path(tempfile.mkdtemp(prefix="ray-"))
     try:
