@@ -1,11 +1,11 @@
-# make demo | test | test-titan | test-slurm | test-k8s | fuzz | soak | check | proto | loc | clean
+# make demo | test | test-titan | test-slurm | test-k8s | test-ray | fuzz | soak | check | proto | loc | clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 # CPU wheels of torch: plain "torch" would take gigabytes of CUDA. Set TORCH= to keep what the environment has.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-titan test-slurm test-k8s fuzz soak check proto loc clean env
+.PHONY: demo test test-titan test-slurm test-k8s test-ray fuzz soak check proto loc clean env
 
 env: $(VENV)/.made
 
@@ -19,7 +19,7 @@ demo: env
 	$(BIN)/planaria demo
 
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not e2e and not gpu and not slurm and not k8s"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not e2e and not gpu and not slurm and not k8s and not ray"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "e2e and not gpu"
 
 # torchtitan brings some 65 packages: it has an environment of its own, and make test skips what needs it.
@@ -43,6 +43,11 @@ test-slurm: env
 # A control plane is built from Debian's source package, once and into ~/.cache; where that cannot be, tests are skipped.
 test-k8s: env
 	OMP_NUM_THREADS=1 PLANARIA_BUILD_KUBERNETES=1 $(BIN)/python -m pytest -m k8s tests/kubernetes
+
+# Ray fits to all else, but it is large (260 MB), so only this brings it.
+test-ray: env
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray -m ray -rs
 
 # Other bytes each time; CI tries a few.
 EXAMPLES ?= 20000

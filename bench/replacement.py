@@ -1,10 +1,10 @@
 """How long a group is missing that was killed, on each engine: from SIGKILL to the planned quorum with it.
 
-    python bench/replacement.py --engines local,slurm,k8s --kills 5
+    python bench/replacement.py --engines local,slurm,k8s,ray --kills 5
 
-local: the group's only process; slurm and k8s: the agent of the group and with it all that the job or pod is, so that
-the scheduler has to give it a place again. Slurm and the Kubernetes control plane are real, with all nodes on this
-machine, as in make test-slurm and make test-k8s (which fetch what this needs). Times are those of the events that the
+local: the group's only process; slurm, k8s and ray: the agent of the group and with it all that the job, pod or actor
+is, so that the scheduler has to give it a place again. All of them are real, with all nodes on this machine, as in
+make test-slurm, test-k8s and test-ray (which fetch what this needs). Times are those of the events that the
 agent of another group records, on the one clock that there is here. The steps take a tenth of a second.
 """
 
@@ -64,7 +64,28 @@ def slurm(directory: Path) -> Iterator[Job]:
         run.start()
         run.quorum(set(range(GROUPS)))
         events = directory / "run" / "rg0-i0" / "events.jsonl"
-        yield Job(lambda: events, lambda: os.kill(run.agent(run.job_of(VICTIM)[0]), signal.SIGKILL))
+        yield Job(lambda: events, lambda: os.kill(run.agent_of(run.job_of(VICTIM)[0]), signal.SIGKILL))
+
+
+@contextlib.contextmanager
+def ray(directory: Path) -> Iterator[Job]:
+    # Where Ray is not installed the other engines are measured all the same.
+    from tests.ray.cluster import Cluster as RayCluster
+    from tests.ray.supervised import Supervised as OnRay
+
+    # Ray has sockets in its directory, and their names may not be long.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place,
+        RayCluster(Path(place)) as its,
+    ):
+        for _ in range(3):
+            its.add()
+        options = ("--groups", str(GROUPS), "--quiet")
+        with OnRay(its, directory / "run", "r", *STEPS, options=options) as run:
+            run.start()
+            run.quorum(set(range(GROUPS)))
+            events = directory / "run" / "rg0-i0" / "events.jsonl"
+            yield Job(lambda: events, lambda: os.kill(run.agent(run.life(VICTIM)), signal.SIGKILL))
 
 
 @contextlib.contextmanager
@@ -108,7 +129,7 @@ def times(job: Job) -> tuple[float, float]:
 
 
 def measure(engine: str, kills: int) -> list[tuple[float, float]]:
-    begin = {"local": local, "slurm": slurm, "k8s": k8s}[engine]
+    begin = {"local": local, "slurm": slurm, "k8s": k8s, "ray": ray}[engine]
     with tempfile.TemporaryDirectory(prefix=f"replacement-{engine}-") as place, begin(Path(place)) as job:
         found = []
         for _ in range(kills):
@@ -119,7 +140,7 @@ def measure(engine: str, kills: int) -> list[tuple[float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--engines", default="local,slurm,k8s")
+    parser.add_argument("--engines", default="local,slurm,k8s,ray")
     parser.add_argument("--kills", type=int, default=5)
     asked = parser.parse_args()
     rows = []

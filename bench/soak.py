@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -175,6 +176,8 @@ def main() -> int:
     if args.minutes <= 0 or args.groups < 2:
         raise UsageError("--minutes must be more than 0, and --groups at least 2")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for number in (signal.SIGINT, signal.SIGTERM):  # however it is ended, also in the background of a script
+        signal.signal(number, signal.default_int_handler)
     # Every process that ever was is looked at by a file.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -16,6 +16,7 @@ _PLACES = ("first_group", "local_groups", "placed", "node_rank", "group_addr")
 # Each module has ``run(options, ctx) -> exit code``; those of engines that are not used are not imported.
 _MODULES = {
     "k8s": "planaria.cli.k8s",
+    "ray": "planaria.cli.ray",
     "slurm": "planaria.cli.slurm",
 }
 # What only one engine understands, by the name of the parameter of ``planaria run``.
@@ -27,6 +28,7 @@ OF_ENGINE = {
     "namespace": ("k8s",),
     "pod_template": ("k8s",),
     "kubeconfig": ("k8s",),
+    "resource": ("ray",),
 }
 
 

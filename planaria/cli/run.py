@@ -177,7 +177,7 @@ def run(
         _option("--host", help="Address of this node for other nodes; default: as --group-addr has it, else loopback."),
     ] = None,
     engine: Annotated[
-        str, _option("--engine", help="Where groups run: local (here), slurm (a job for each, kept alive), or k8s.")
+        str, _option("--engine", help="Where groups run: local (here), slurm (a job for each, kept alive), k8s or ray.")
     ] = engines.LOCAL,
     dry_run: Annotated[bool, _option("--dry-run", help="With an engine: print what it would submit.")] = False,
     sbatch: Annotated[
@@ -198,6 +198,14 @@ def run(
     ] = None,
     kubeconfig: Annotated[
         Path | None, _option("--kubeconfig", help="With --engine k8s: default $KUBECONFIG, else ~/.kube/config.")
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        _option(
+            "--resource",
+            help="With --engine ray: what a node of a group takes, as NAME=AMOUNT; default: a CPU, and a GPU if there "
+            "are any, for each of its processes; may be repeated.",
+        ),
     ] = None,
     credentials: CredentialsOption = None,
     token_file: TokenOption = None,

@@ -108,6 +108,7 @@ class Ledger:
         self._decide_at = math.inf  # watched time at which one may be due without news
         self._out: list[Effect] = []
         self._events: list[Event] = []
+        self._scaled = 0  # as in JobStatus
         if last is not None:
             self._take(Quorum(last.id, last.members, ("",) * len(last.members), True, last.lineage))
 
@@ -365,4 +366,5 @@ class Ledger:
                 for view in sorted(self.seen.groups.values(), key=lambda g: g.member)
             ),
             events=tuple(self._events),
+            scaled=self._scaled,
         )

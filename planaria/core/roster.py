@@ -180,6 +180,7 @@ class JobStatus:
     groups: tuple[GroupStatus, ...]
     events: tuple[Event, ...] = field(default=())
     drained: tuple[str, ...] = ()  # agents, or "agent:GPU"
+    scaled: int = 0  # how often an operator has said how many groups are wanted, in this epoch
 
 
 def status_of(view: Group, connected: bool) -> GroupStatus:

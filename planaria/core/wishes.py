@@ -113,6 +113,7 @@ class Wishes(Founding):
         if shards is not None and groups > shards:
             raise ValueError(f"the job has {shards} shards a step, so at most {shards} groups can work, not {groups}")
         self._begin(now)
+        self._scaled += 1
         self.spec = replace(self.spec, groups=groups, min_groups=min(self.spec.min_groups, groups))
         views = self.seen.groups
         working = [g for g, v in views.items() if v.state not in CERTAINLY_GONE and not v.draining]

@@ -80,6 +80,9 @@ class GroupHost(Protocol):
     async def changed(self) -> None:
         """Return when `list` may have changed."""
 
+    def close(self) -> None:
+        """Give back what it holds here. Groups that are to go on do so."""
+
 
 @dataclass(slots=True)
 class Life:
@@ -109,6 +112,7 @@ class Memory:
     replacements: list[float] = field(default_factory=list)
     node_failures: list[NodeFailure] = field(default_factory=list)
     desired: int = 0  # that was asked for last
+    wish: tuple[int, int] = (0, 0)  # by an operator: the lighthouse's epoch, and which of them since that began
     fewer: int = 0  # groups that an operator has drained since
     below_min_since: float | None = None
 
@@ -210,12 +214,16 @@ class Keeper:
 
     def _wanted(self, spec: PlanSpec) -> PlanSpec:
         """Fewer by those whom an operator has drained since this many were asked for: they are not missed."""
-        memory, lives = self.memory, self.memory.lives.values()
-        if spec.desired != memory.desired:  # a new wish counts as it stands, whoever leaves because of an older one
+        memory, lives, status = self.memory, self.memory.lives.values(), self._status
+        # Between two looks a job may be asked for fewer groups, and for as many as before: nobody is drained by that.
+        # A lighthouse that was started again has not been asked anything, which is no wish.
+        wish = (status.epoch, status.scaled) if status is not None and status.scaled else memory.wish
+        if spec.desired != memory.desired or wish != memory.wish:
+            # A new wish counts as it stands, whoever leaves because of an older one.
             leaving = (GroupState.DRAINING, GroupState.DRAINED)
             for life in lives if memory.desired else ():
                 life.counted = life.counted or life.state in leaving
-            memory.desired, memory.fewer = spec.desired, 0
+            memory.desired, memory.wish, memory.fewer = spec.desired, wish, 0
         # As many as are missing now were drained; the others were too many, and are no reason to want fewer.
         gone = [life for life in lives if life.state is GroupState.DRAINED and not life.counted]
         for life in gone:

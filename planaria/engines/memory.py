@@ -21,7 +21,8 @@ def read(path: Path) -> Memory:
         for life in lives.values():
             life.nodes = tuple(life.nodes)
         failures = [NodeFailure(**failure) for failure in found["node_failures"]]
-        return Memory(**{**found, "lives": lives, "node_failures": failures})
+        wish = tuple(map(int, found.get("wish", (0, 0))))
+        return Memory(**{**found, "lives": lives, "node_failures": failures, "wish": wish})
     except FileNotFoundError:
         return Memory()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -549,7 +549,7 @@ class GroupStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., quorum: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss: _Optional[float] = ..., step_seconds: _Optional[float] = ..., pid: _Optional[int] = ..., agent: _Optional[str] = ..., connected: bool = ..., note: _Optional[str] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping[str, object]]]] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete", "drained")
+    __slots__ = ("job", "epoch", "quorum", "planned", "desired", "groups", "events", "complete", "drained", "scaled")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +559,7 @@ class JobStatus(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    SCALED_FIELD_NUMBER: _ClassVar[int]
     job: str
     epoch: int
     quorum: Quorum
@@ -568,7 +569,8 @@ class JobStatus(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[Event]
     complete: bool
     drained: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: bool = ..., drained: _Optional[_Iterable[str]] = ...) -> None: ...
+    scaled: int
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., quorum: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., planned: _Optional[_Union[Quorum, _Mapping[str, object]]] = ..., desired: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping[str, object]]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, object]]]] = ..., complete: bool = ..., drained: _Optional[_Iterable[str]] = ..., scaled: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("job",)

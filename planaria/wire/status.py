@@ -62,6 +62,7 @@ def _status_out(status: JobStatus) -> pb.JobStatus:
         groups=[_group_out(group) for group in status.groups],
         events=[_event_out(event) for event in status.events],
         drained=names(status.drained, "a node"),
+        scaled=count(status.scaled, "the number of wishes"),
     )
 
 
@@ -78,6 +79,7 @@ def _status_in(message: pb.JobStatus) -> JobStatus:
         groups=tuple(_group_in(group) for group in message.groups),
         events=tuple(_event_in(event) for event in message.events),
         drained=names(message.drained, "a node"),
+        scaled=count(message.scaled, "the number of wishes"),
     )
 
 

@@ -194,3 +194,12 @@ def test_neither_the_last_nor_one_of_the_fewest() -> None:
     assert said == "without it fewer than 2 groups would be left, as --min-groups says"
     said = refused(working(1), lambda desk: desk.lighthouse.drain(0, desk.now, "", 1.0))
     assert said == "group 0 is the only one that works; draining it would end the job"
+
+
+def test_how_often_a_number_of_groups_was_asked_for_is_told() -> None:
+    """Who looks now and then sees by that that somebody asked, if for what was wanted before."""
+    desk = working()
+    for groups in (1, 2):
+        desk.lighthouse.scale(groups, desk.now)
+    status = desk.lighthouse.snapshot()
+    assert (status.desired, status.scaled) == (2, 2)

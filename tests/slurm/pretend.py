@@ -48,6 +48,8 @@ class World:
     now: float = 1000.0
     lives: list[Life] = field(default_factory=list)
     down: set[str] = field(default_factory=set)
+    epoch: int = 1
+    scaled: int = 0  # times, in this epoch
     away: str = ""  # host or desk: it cannot be asked
     step: int = 0
     complete: bool = False
@@ -97,7 +99,8 @@ class World:
             return None
         members = tuple(Member(x.group, x.incarnation) for x in newest.values() if self._counts(x))
         quorum = Quorum(QuorumId(1, 1), members, ("",) * len(members), True, "") if members else None
-        return JobStatus("job", 1, quorum, None, self.desired, self.complete, tuple(map(self._status, newest.values())))
+        groups = tuple(map(self._status, newest.values()))
+        return JobStatus("job", self.epoch, quorum, None, self.desired, self.complete, groups, scaled=self.scaled)
 
     def _counts(self, life: Life) -> bool:
         return self.at_work(life) or (life.hung and not life.evicted and not self.majority)
@@ -141,7 +144,7 @@ class World:
     def scale(self, groups: int) -> None:
         """As the lighthouse does it: who is too many is asked to leave at once, and whoever looks may see that later
         than that it has left."""
-        self.desired = groups
+        self.desired, self.scaled = groups, self.scaled + 1
         working = sorted((x for x in self.lives if self.at_work(x) and not x.left), key=lambda x: x.group)
         for life in working[groups:]:
             life.left = True

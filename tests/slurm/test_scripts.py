@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from planaria.engines.keeper import HostState
+from planaria.engines.placing import life_in, name_of
 from planaria.engines.slurm.commands import SlurmJob, expand, parse
-from planaria.engines.slurm.scripts import Template, life_in, name_of, options_given, render, whole
+from planaria.engines.slurm.scripts import Template, options_given, render, whole
 from planaria.errors import UsageError
 
 TEMPLATE = Template(

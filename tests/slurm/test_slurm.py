@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import TRAIN, alone
+from tests.placed import PATIENCE, planaria
 from tests.slurm.cluster import Cluster
-from tests.slurm.supervised import PATIENCE, Supervised, planaria
+from tests.slurm.supervised import Supervised
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 # The second half takes five minutes if nobody releases it.
@@ -28,7 +29,7 @@ def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tm
 
         # The agent is killed, and with it all that it looks after.
         before, (name, _) = run.member(1), run.job_of(1)
-        os.kill(run.agent(name), signal.SIGKILL)
+        os.kill(run.agent_of(name), signal.SIGKILL)
         run.job_of(1, 1)
         run.quorum({0, 1, 2}, but=(before,))
 
@@ -56,10 +57,10 @@ def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tm
         run.quorum({0, 1, 2}, but=(before,))
 
         # Fewer groups, and more again.
-        assert planaria(cluster, "scale", "2", "--log-dir", str(run.directory)).returncode == 0
+        assert planaria(cluster.env, "scale", "2", "--log-dir", str(run.directory)).returncode == 0
         run.quorum({0, 1})
         run.until(lambda: len(run.jobs()) == 2, "two jobs")
-        assert planaria(cluster, "scale", "3", "--log-dir", str(run.directory)).returncode == 0
+        assert planaria(cluster.env, "scale", "3", "--log-dir", str(run.directory)).returncode == 0
         run.quorum({0, 1, 3})
 
         assert run.end() == 0, run.log()
@@ -90,7 +91,7 @@ def test_what_slurm_or_we_do_not_understand_is_one_sentence(
     cluster: Cluster, tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
     more = ("--groups", "2", "--host", "127.0.0.1", "--log-dir", str(tmp_path / "run"), "--job", "bad")
-    done = planaria(cluster, "run", "--engine", "slurm", *more, *options, str(TRAIN))
+    done = planaria(cluster.env, "run", "--engine", "slurm", *more, *options, str(TRAIN))
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
     assert not [name for name in cluster.jobs() if name.startswith("bad-")]
@@ -99,9 +100,9 @@ def test_what_slurm_or_we_do_not_understand_is_one_sentence(
 def test_without_slurm_only_a_dry_run_is_possible(cluster: Cluster, tmp_path: Path) -> None:
     path = str(Path(sys.executable).parent)
     more = ("--groups", "2", "--host", "127.0.0.1", "--log-dir", str(tmp_path / "run"), "--job", "dry")
-    done = planaria(cluster, "run", "--engine", "slurm", *more, str(TRAIN), path=path)
+    done = planaria(cluster.env, "run", "--engine", "slurm", *more, str(TRAIN), path=path)
     assert done.returncode == 2 and "there is no sbatch on PATH" in done.stderr
-    done = planaria(cluster, "run", "--engine", "slurm", "--dry-run", *more, str(TRAIN), path=path)
+    done = planaria(cluster.env, "run", "--engine", "slurm", "--dry-run", *more, str(TRAIN), path=path)
     assert done.returncode == 0 and done.stdout.count("#!/bin/bash") == 2
     for text in done.stdout.split("#!/bin/bash\n")[1:]:
         script = tmp_path / "script"

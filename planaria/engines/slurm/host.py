@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from planaria.core.exits import EXIT_BAD_INPUT
+from planaria.engines import placing
 from planaria.engines.keeper import Hosted, HostState
 from planaria.engines.slurm import commands, scripts
 from planaria.engines.slurm.commands import NoNodes
@@ -21,7 +22,7 @@ BUSY_SECONDS = (1.0, 10.0)
 async def jobs_before(run: str) -> frozenset[str]:
     """The numbers of jobs that an earlier run of this name has left in Slurm's memory: what became of them says nothing
     of a new run. UsageError if one of them has not ended; HostAway."""
-    left = [job for job in await commands.jobs() if scripts.life_in(job.name, run) is not None]
+    left = [job for job in await commands.jobs() if placing.life_in(job.name, run) is not None]
     if living := [job for job in left if job.state is not HostState.ENDED]:
         names, ids = ", ".join(job.name for job in living), " ".join(job.id for job in living)
         raise UsageError(f"jobs of an earlier run are still there ({names}): give another --job, or scancel {ids}")
@@ -41,10 +42,10 @@ class SlurmHost:
         self._asked = False  # `changed` said so
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
-        name = scripts.name_of(self._template.run, group, incarnation)
+        name = placing.name_of(self._template.run, group, incarnation)
         if any(job.name == name for job in await self._jobs()):
             return  # it was taken although sbatch did not say so
-        scripts.directory_of(self._template.directory, group, incarnation).mkdir(parents=True, exist_ok=True)
+        placing.directory_of(self._template.directory, group, incarnation).mkdir(parents=True, exist_ok=True)
         try:
             await commands.submit(scripts.render(self._template, group, incarnation, avoid))
         except NoNodes:
@@ -55,7 +56,7 @@ class SlurmHost:
         self._pause = BUSY_SECONDS[0]
 
     async def delete(self, group: int, incarnation: int) -> None:
-        name = scripts.name_of(self._template.run, group, incarnation)
+        name = placing.name_of(self._template.run, group, incarnation)
         ids = [job.id for job in await self._jobs() if job.name == name and job.state is not HostState.ENDED]
         if ids:
             await commands.cancel(*ids)
@@ -64,7 +65,7 @@ class SlurmHost:
     async def list(self) -> Sequence[Hosted]:
         found: dict[tuple[int, int], commands.SlurmJob] = {}
         for job in await self._jobs():
-            life = scripts.life_in(job.name, self._template.run)
+            life = placing.life_in(job.name, self._template.run)
             # One that was submitted twice, for the first time in vain as it seemed: the newest counts.
             if life is not None and (life not in found or int(job.id) > int(found[life].id)):
                 found[life] = job
@@ -84,7 +85,7 @@ class SlurmHost:
     def _why(self, life: tuple[int, int], job: commands.SlurmJob) -> str:
         if job.state is not HostState.ENDED:
             return job.reason
-        if life not in self._said and (said := scripts.last_words(self._template.directory, *life)) is not None:
+        if life not in self._said and (said := placing.last_words(self._template.directory, *life)) is not None:
             self._said[life] = said[1]
         own = self._said.get(life, "")
         return own if own and job.exit_code == EXIT_BAD_INPUT else ": ".join(filter(None, (job.reason, own)))
@@ -93,3 +94,6 @@ class SlurmHost:
         waits = any(each.state is HostState.PENDING for each in self._seen)
         await asyncio.sleep(self._pause if waits or self._pause < BUSY_SECONDS[1] else CALM_SECONDS)
         self._pause, self._asked = min(2 * self._pause, BUSY_SECONDS[1]), True
+
+    def close(self) -> None:
+        """Nothing is held here: Slurm has it all."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Collection
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.core.exits import EXIT_LEFT
+from planaria.engines import placing
+from planaria.engines.placing import agent_words, directory_of, name_of
 from planaria.engines.slurm.commands import ASKED_TO_END
 from planaria.errors import UsageError
 
@@ -32,17 +33,9 @@ _OPTION = re.compile(r"-{0,2}([A-Za-z][A-Za-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class Template(placing.Template):
     """What the jobs of all groups have in common."""
 
-    run: str  # the job's name for planaria
-    planaria: tuple[str, ...]  # how it is called
-    words: tuple[str, ...]  # the options of ``planaria run`` that are every group's
-    script: tuple[str, ...]  # what it runs, and that one's arguments
-    directory: Path  # of the run; each life of a group has its own below it
-    cwd: Path
-    lighthouse: Path  # the file that says where it is
-    nodes: int = 1  # of a group
     sbatch: tuple[str, ...] = ()  # more options of sbatch, KEY or KEY=VALUE
 
 
@@ -58,30 +51,6 @@ def options_given(given: Collection[str]) -> tuple[str, ...]:
             raise UsageError(f"--sbatch {text}: planaria says this itself for every group")
         found.append(key if match[2] is None else f"{key}={match[2]}")
     return tuple(found)
-
-
-def name_of(run: str, group: int, incarnation: int) -> str:
-    return f"{run}-rg{group}-i{incarnation}"
-
-
-def life_in(name: str, run: str) -> tuple[int, int] | None:
-    """(group, incarnation) of a job of this run; None for other jobs."""
-    match = re.fullmatch(re.escape(run) + r"-rg(\d+)-i(\d+)", name)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def directory_of(base: Path, group: int, incarnation: int) -> Path:
-    """What this life leaves: slurm.log, and all that an agent writes."""
-    return base / f"rg{group}-i{incarnation}"
-
-
-def last_words(base: Path, group: int, incarnation: int) -> tuple[int, str] | None:
-    """(exit code, reason) of the life's first agent; None if it has said nothing."""
-    try:
-        said = json.loads((directory_of(base, group, incarnation) / "summary.json").read_text())
-        return int(said["exit_code"]), str(said["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def render(template: Template, group: int, incarnation: int, avoid: Collection[str] = ()) -> str:
@@ -156,10 +125,7 @@ def _watch(template: Template) -> str:
 
 def _agent(template: Template, group: int, incarnation: int) -> str:
     """What every node of the group runs, for a shell."""
-    words = [*template.planaria, "run", *template.words, "--job", template.run, "--placed"]
-    words += ["--first-group", str(group), "--local-groups", "1", "--lighthouse", f"@{template.lighthouse}"]
-    words += ["--log-dir", str(directory_of(template.directory, group, incarnation))]
-    command = shlex.join(words) + ' --host "$host"'
+    command = shlex.join(agent_words(template, group, incarnation)) + ' --host "$host"'
     if template.nodes > 1:
         command += f' --nnodes {template.nodes} --node-rank "$SLURM_NODEID" --group-addr "$first:$port"'
     return f"{_CLEAN}{_ADDRESS}exec {command} {shlex.join(template.script)}"

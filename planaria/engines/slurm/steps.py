@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from planaria.engines import placing
 from planaria.engines.keeper import Hosted, HostState
 from planaria.engines.slurm import commands, scripts
 from planaria.engines.slurm.scripts import Template
@@ -34,7 +35,7 @@ class StepHost:
         life = group, incarnation
         if life in self._steps or life in await self._seen():
             return
-        directory = scripts.directory_of(self._template.directory, *life)
+        directory = placing.directory_of(self._template.directory, *life)
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "slurm.log").open("ab") as log:
             self._steps[life] = subprocess.Popen(
@@ -81,7 +82,7 @@ class StepHost:
     async def _seen(self) -> dict[tuple[int, int], commands.SlurmJob]:
         found = {}
         for step in await commands.steps(self._job):
-            if (life := scripts.life_in(step.name, self._template.run)) is not None:
+            if (life := placing.life_in(step.name, self._template.run)) is not None:
                 found[life] = step
         return found
 
@@ -92,9 +93,9 @@ class StepHost:
         return (self._directory(life) / "run.json").exists()
 
     def _end_of(self, life: tuple[int, int], code: int | None) -> Hosted:
-        said = scripts.last_words(self._template.directory, *life)
+        said = placing.last_words(self._template.directory, *life)
         exit_code, reason = said or (code or None, "its step ended, and its agent has said nothing")
         return Hosted(*life, HostState.ENDED, (), exit_code, time.time(), reason, lost=exit_code is None)
 
     def _directory(self, life: tuple[int, int]) -> Path:
-        return scripts.directory_of(self._template.directory, *life)
+        return placing.directory_of(self._template.directory, *life)

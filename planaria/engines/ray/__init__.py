@@ -1,0 +1,1 @@
+"""Groups as actors of Ray Core."""
