@@ -119,7 +119,11 @@ async def one_blow(lighthouses: list[Lighthouse], agents: list[Agent], number: s
             found = [agent.quorum for agent in others]
             return all(q is not None and q.id.epoch > epoch and victim.member not in q.members for q in found)
 
-        await until(answered, "the next leader's answer to a death")
+        try:
+            await until(answered, "the next leader's answer to a death")
+        except BenchError as error:
+            knows = [f"{each.member.group}: {each.link.address}, {each.quorum and each.quorum.id}" for each in others]
+            raise BenchError(f"{error}; epoch {epoch} was killed, and groups are at {'; '.join(knows)}") from None
         welcomes = [agent.welcome_at - began for agent in others]
         return {
             "first": min(welcomes),
