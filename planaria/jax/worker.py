@@ -312,6 +312,7 @@ class Worker:
                 healing.serve(communicator, tensors, header, order.sources, order.healers)
                 settle(self.state.device)
             return lambda: True
+        self.session.say_why(order, communicator.rank)
         pending = healing.receive(communicator, order.sources, order.healers)
         healed = pending.wait(lambda: self.session.stopped_waiting(order.quorum))
 

@@ -24,6 +24,7 @@ from planaria.core.corruption import Recheck
 from planaria.core.messages import (
     NO_QUORUM,
     Adopted,
+    Corrupted,
     Drain,
     Order,
     Phase,
@@ -476,6 +477,12 @@ class Session:
         """Have the agent, and through it the lighthouse, know something. On any thread."""
         if self._control is not None:
             self._control.send(report)
+
+    def say_why(self, order: core.Heal, rank: int) -> None:
+        """Have it known if this group, ``rank`` of the quorum, heals because its state was found to be damaged."""
+        if (found := self.checks.found.pop(rank, None)) is not None and self.world.rank == 0:
+            text = f"its state is not that of the others ({found.text})"
+            self.tell(Corrupted(self.member, order.step, text, found.rank))
 
     def change(self, step: Callable[[Stepper], Sequence[core.Effect]]) -> None:
         self._do(step(self.stepper))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from planaria.core.actions import Heal
-from planaria.core.messages import Corrupted, Phase
+from planaria.core.messages import Phase
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
 from planaria.rank.session import Session
@@ -44,7 +44,7 @@ class Transfer:
                     manifest, tensors = self._state.capture(marked=self.inside)
             healing.serve(communicator, tensors, manifest, sources, order.healers)
             return lambda: True
-        self._say_why(order, communicator.rank)
+        self._session.say_why(order, communicator.rank)
         pending = healing.receive(communicator, sources, order.healers)
         healed = pending.wait(lambda: self._session.stopped_waiting(order.quorum))
         raw = zip(tensor_specs(healed.manifest), healed.tensors, strict=True)
@@ -74,9 +74,3 @@ class Transfer:
             return not here or self._session.checks.bears_out(order.checksum)
 
         return put
-
-    def _say_why(self, order: Heal, rank: int) -> None:
-        session = self._session
-        if (found := session.checks.found.pop(rank, None)) and session.world.rank == 0:
-            text = f"its state is not that of the others ({found.text})"
-            session.tell(Corrupted(session.member, order.step, text, found.rank))

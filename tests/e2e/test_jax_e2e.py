@@ -68,6 +68,16 @@ def test_a_group_of_several_devices(tmp_path: Path) -> None:
     assert traces(run) == {"traced {'grad': 1, 'update': 1}"}
 
 
+def test_a_damaged_state_is_named_and_healed(tmp_path: Path) -> None:
+    words = ("--steps", "60", "--odd", "damage")
+    with Run(tmp_path / "run", *words, options=("--check-state", "1"), script=SCRIPT, patience=LONG) as run:
+        assert run.end() == 0, run.log()
+        assert run.digests() == {alone(tmp_path / "alone", *words)}, run.log()
+    (event,) = run.events("corrupt")
+    said = "its state is not that of the others (state['params']['b'][(0, 32)])"
+    assert event["text"] == f"group 1 (incarnation 0) at step 11: {said}"
+
+
 @pytest.mark.parametrize(
     ("odd", "said"),
     [

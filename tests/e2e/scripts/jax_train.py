@@ -35,6 +35,15 @@ def complain(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def damage(bias: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """One bit flips, once: a healing does the step again."""
+    if odd == "damage" and int(seen) == 10 and not (mark := Path(os.environ["PLANARIA_DIR"]) / "damaged").exists():
+        mark.touch()
+        bias = np.array(bias)
+        bias.view(np.uint32)[3] ^= 1
+    return bias
+
+
 def grad(state, batch, key):
     traces["grad"] += 1
 
@@ -56,6 +65,8 @@ def update(state, gradients):
     updates, opt = optimizer.update(gradients, state["opt"], state["params"])
     key, _ = jax.random.split(state["key"])
     params = optax.apply_updates(state["params"], updates)
+    if args.odd == "damage":
+        params["b"] = jax.pure_callback(damage, params["b"], params["b"], state["seen"])
     return {"params": params, "opt": opt, "key": key, "seen": state["seen"] + 1}
 
 
