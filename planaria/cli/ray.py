@@ -62,10 +62,9 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
 
 def _current() -> str:
     """The cluster that was started or joined here last. Ray itself believes what it has noted of one that is gone."""
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
-        return (
-            Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-        ).read_text().strip() or "auto"
+        return (Path(place) / "ray" / "ray_current_cluster").read_text().strip() or "auto"
     except OSError:
         return "auto"
 

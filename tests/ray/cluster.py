@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
@@ -65,9 +66,14 @@ class Cluster:
 def _begun(begin: Callable[[], Any]) -> Any:
     """Ray gives a raylet 30 s to start, however busy the machine is."""
     for _ in range(4):
+        before = set(psutil.Process().children())
         try:
             return begin()
         except Exception as error:
             if "timed out during startup" not in str(error):
                 raise
+            left = [child for child in psutil.Process().children() if child not in before]
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left)
     return begin()
