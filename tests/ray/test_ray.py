@@ -18,7 +18,7 @@ from tests.ray.supervised import Supervised
 if TYPE_CHECKING:
     from tests.ray.cluster import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 # The second half takes five minutes if nobody releases it.
 STEPS = ("--steps", "300")
 HELD = (*STEPS, "--hold-for", "1.0")
