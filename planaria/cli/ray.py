@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -41,7 +42,7 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
         raise UsageError(f"--engine ray needs Ray ({error}): pip install 'planaria[ray]'") from None
     template = supervisor.template_of(options, ctx)
     with held(options.log_dir):
-        address = os.environ.get("RAY_ADDRESS", "") or "auto"
+        address = os.environ.get("RAY_ADDRESS", "") or _current()
         if address.startswith("ray://"):
             raise UsageError(
                 f"RAY_ADDRESS={address}: the supervisor runs in the cluster itself: start it on a node, or as a "
@@ -57,6 +58,15 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
             return _supervise(options, template, asked)
         finally:
             ray.shutdown()
+
+
+def _current() -> str:
+    """The cluster that was started or joined here last. Ray itself believes what it has noted of one that is gone."""
+    place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return (Path(place) / "ray" / "ray_current_cluster").read_text().strip() or "auto"
+    except OSError:
+        return "auto"
 
 
 def _supervise(options: RunOptions, template: Template, asked: dict[str, float]) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
@@ -26,9 +28,8 @@ class Cluster:
         # Its processes are children of this one, and find our package like this one does.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         place = {"include_dashboard": False, "temp_dir": str(directory), "node_ip_address": "127.10.0.1"}
-        self._ray = RayCluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": _STORE, **place}
-        )
+        args = {"num_cpus": 0, "object_store_memory": _STORE, **place}
+        self._ray = _begun(lambda: RayCluster(initialize_head=True, head_node_args=args))
         ray.init(self._ray.address, namespace=NAMESPACE, log_to_driver=False)
         self.env = os.environ | {"RAY_ADDRESS": self._ray.address}
 
@@ -43,9 +44,8 @@ class Cluster:
         """Another node; its name."""
         self._made += 1
         name = f"127.10.0.{self._made}"
-        self._nodes[name] = self._ray.add_node(
-            num_cpus=self._cpus, object_store_memory=_STORE, node_ip_address=name, node_name=name
-        )
+        args = {"num_cpus": self._cpus, "object_store_memory": _STORE, "node_ip_address": name, "node_name": name}
+        self._nodes[name] = _begun(lambda: self._ray.add_node(**args))
         return name
 
     def lose(self, name: str) -> None:
@@ -61,3 +61,19 @@ class Cluster:
     def places(self) -> set[str]:
         """The names of placement groups that hold something."""
         return {each["name"] for each in ray.util.placement_group_table().values() if each["state"] != "REMOVED"}
+
+
+def _begun(begin: Callable[[], Any]) -> Any:
+    """Ray gives a raylet 30 s to start, however busy the machine is."""
+    for _ in range(4):
+        before = set(psutil.Process().children())
+        try:
+            return begin()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            left = [child for child in psutil.Process().children() if child not in before]
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left)
+    return begin()

@@ -18,7 +18,7 @@ from tests.ray.supervised import Supervised
 if TYPE_CHECKING:
     from tests.ray.cluster import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 # The second half takes five minutes if nobody releases it.
 STEPS = ("--steps", "300")
 HELD = (*STEPS, "--hold-for", "1.0")
@@ -138,6 +138,7 @@ def test_a_script_that_cannot_run_ends_the_job_after_so_many_replacements(cluste
         (("--first-group", "1"), "", "--first-group: --engine ray places the groups itself"),
         (("--sbatch", "time=1"), "", "--sbatch: only --engine slurm knows it"),
         ((), "127.0.0.1:1", "--engine ray: there is no cluster at 127.0.0.1:1"),
+        ((), "noted", "--engine ray: there is no cluster at 127.0.0.1:1"),
         ((), "ray://127.0.0.1:1", "the supervisor runs in the cluster itself"),
     ],
 )
@@ -146,6 +147,10 @@ def test_bad_input_is_one_sentence(tmp_path: Path, options: tuple[str, ...], add
         pytest.importorskip("ray", reason="Ray is not installed; make test-ray does that")
     more = ("--groups", "2", "--log-dir", str(tmp_path / "run"), "--job", "bad")
     env = os.environ | ({"RAY_ADDRESS": address} if address else {})
+    if address == "noted":  # of a cluster that is gone
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        env |= {"RAY_ADDRESS": "", "RAY_TMPDIR": str(tmp_path)}
     done = planaria(env, "run", "--engine", "ray", *more, *options, str(TRAIN))
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr

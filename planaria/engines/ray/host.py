@@ -90,6 +90,9 @@ class RayHost:
             for life, handles in (await self._ask(living, self._template)).items():
                 self._follow(life, handles)
             self._adopted = True
+            # Those that run say so at once; else they would seem to wait for a place.
+            if places := [place for actors in self._lives.values() for place in actors.places]:
+                await asyncio.wait(places, timeout=LOOK_SECONDS)
         # What had ended at the last look is known by now, and remembered: its place is free.
         for life, actors in [(life, actors) for life, actors in self._lives.items() if actors.ended is not None]:
             await self._ask(remove, self._template, life)
