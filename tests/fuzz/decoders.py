@@ -45,6 +45,7 @@ from planaria.lighthouse.actions import _fields
 from planaria.lighthouse.http import StatusPages
 from planaria.lighthouse.seat import Seat
 from planaria.lighthouse.store import Store
+from planaria.rank.durable import MANIFEST
 from planaria.rank.records import (
     ControlWord,
     ShardRecord,
@@ -58,7 +59,7 @@ from planaria.rank.records import (
 from planaria.rank.rounds import Note
 from planaria.torch import plain
 from planaria.torch.catching_up import _opened
-from planaria.torch.checkpoint_files import MANIFEST, Checkpoint
+from planaria.torch.checkpoint_files import Checkpoint
 from planaria.torch.state import _parse
 from planaria.wire import codec, frames, membership
 from planaria.wire import control_pb2 as pb
