@@ -32,7 +32,7 @@ from jax.sharding import Sharding
 from planaria.core.messages import Member, Saved
 from planaria.errors import PlanariaError, UsageError
 from planaria.jax.state import Leaf, State, misfit
-from planaria.rank.durable import MANIFEST, Schedule, hold, sweep, sync_directory
+from planaria.rank.durable import MANIFEST, Schedule, hold, remove, step_of, sweep, sync_directory
 from planaria.rank.front import World
 from planaria.rank.saver import Saver, cause
 from planaria.rank.settings import Settings
@@ -93,6 +93,18 @@ class Checkpoint:
 
 class Damaged(Exception):
     """A checkpoint is not what it was when it was complete."""
+
+
+def _whole(path: Path) -> bool:
+    """Whether there is a checkpoint. A damaged one makes way."""
+    if not path.exists():
+        return False
+    try:
+        Checkpoint.read(path)
+    except Damaged:
+        remove(path)
+        return False
+    return True
 
 
 def _decode(path: Path, data: bytes) -> Checkpoint:
@@ -159,6 +171,7 @@ class Checkpoints(Saver):
         self._orbax = _orbax(settings.where)
         self._state = state
         self._metrics = metrics
+        self.damaged = 0  # step of the newest that was passed over
         self._forms = [_form(kind) for kind in state.kinds]
         _refuse_twins(state)
         super().__init__(schedule, settings, world, total, member, gather, tell)
@@ -196,7 +209,7 @@ class Checkpoints(Saver):
             for directory in sorted((each for each in partial.rglob("*") if each.is_dir()), reverse=True):
                 sync_directory(directory)
             sync_directory(partial)
-            if not about.path.exists():  # two groups may have been first in the quorum at the same step
+            if not _whole(about.path):  # else two groups were first in the quorum at the same step
                 partial.rename(about.path)
                 sync_directory(about.path.parent)
         finally:
@@ -221,6 +234,7 @@ class Checkpoints(Saver):
                     checkpoint = Checkpoint.read(path)
                 except Damaged as error:
                     if path.exists():
+                        self.damaged = max(self.damaged, step_of(path))
                         self._warn(f"the checkpoint {path} is passed over, for it is damaged: {error}")
                         continue
                     break  # others hold the state after all, and save it, and this one was old: look again

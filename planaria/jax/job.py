@@ -104,7 +104,11 @@ class Job(Place):
                     start, metrics = worker.checkpoints.resume()
                     worker.metrics = dict(metrics)
             initial = held.digest() if self.settings.founder or not saves else ""
-            return Ready(session.member, address, prints, initial, self.shards, total, step=start, saves=saves)
+            damaged = worker.checkpoints.damaged if worker.checkpoints is not None else 0
+            return Ready(
+                session.member, address, prints, initial, self.shards, total,
+                step=start, saves=saves, damaged=damaged,
+            )  # fmt: skip
 
         worker = Worker(session, held, programs, lambda: session.start(introduce))
         if self._schedule is not None:

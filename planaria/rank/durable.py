@@ -94,6 +94,11 @@ def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """Of the directory of a checkpoint."""
+    return int(path.name.rpartition("-")[2])
+
+
 def checkpoints_in(directory: Path) -> list[Path]:
     """The directories of checkpoints, newest first."""
     found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _STEP.fullmatch(name))]
@@ -104,10 +109,15 @@ def prune(directory: Path, keep: int) -> None:
     """Remove all checkpoints but the ``keep`` newest. Raises OSError."""
     ours = [path for path in checkpoints_in(directory) if (path / MANIFEST).exists()]
     for path in ours[keep:]:
-        # A name that does not count any more first: a death in the middle must not leave half a checkpoint.
-        going = path.with_name(f"{path.name}.partial-removed")
-        path.rename(going)
-        shutil.rmtree(going)
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint. Raises OSError."""
+    # A name that does not count any more first: a death in the middle must not leave half a checkpoint.
+    going = path.with_name(f"{path.name}.partial-removed")
+    path.rename(going)
+    shutil.rmtree(going)
 
 
 def sweep(directory: Path) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from planaria.core.messages import Member, Saved
 from planaria.errors import PlanariaError, ProtocolError, UsageError
-from planaria.rank.durable import Schedule
+from planaria.rank.durable import Schedule, step_of
 from planaria.rank.saver import Saver, cause
 from planaria.rank.settings import Settings
 from planaria.torch import plain
@@ -75,7 +75,7 @@ class Checkpoints(Saver):
     def newest(self) -> int:
         """The step of the newest checkpoint in the directory, as rank 0 sees it; 0 for none."""
         found = self._found()
-        return int(found[0].name.rpartition("-")[2]) if found else 0
+        return step_of(found[0]) if found else 0
 
     def _take(self, path: Path, step: int) -> Callable[[], None]:
         objects, named = self._state.named()

@@ -208,6 +208,10 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert fresh.state.digest() == saved.state.digest()
     told = capsys.readouterr().err
     assert f"the checkpoint {tmp_path / 'step-00000020'} is passed over, for it is damaged" in told and said in told
+    assert fresh.checkpoints.damaged == 20
+    fresh.save(20)  # it makes way for a whole one
+    assert Checkpoint.read(tmp_path / "step-00000020").step == 20
+    spoil(tmp_path / "step-00000020")
     spoil(tmp_path / "step-00000010")
     with pytest.raises(pj.UsageError, match="is whole; give another directory"):
         fresh.checkpoints.resume()
