@@ -219,12 +219,10 @@ def come_back(processes: Processes, index: int, others: dict[int, Path], patienc
     code, now = processes.running[index].poll(), time.time()
     told = ["it does not come back" + (f" ({how(code)})" if code is not None else "")]
     for each in sorted(others):
-        on = [e for e in said(others[each]) if "members" in e and e["at"] > now - 3]
-        code = processes.running[each].poll()
-        state = (
-            f"died of it ({how(code)})" if code is not None else f"goes on with {on[-1]['members']}" if on else "hangs"
-        )
-        told.append(f"{each} {state}")
+        late = [e for e in said(others[each]) if e["at"] > now - 3]
+        on, ended = [e["members"] for e in late if "members" in e], processes.running[each].poll()
+        state = f"goes on with {on[-1]}" if on else "fails in every round" if late else "hangs"
+        told.append(f"{each} {state}" if ended is None else f"{each} died of it ({how(ended)})")
     errors = [e["error"] for o in (out, *others.values()) for e in said(o) if "error" in e and e["at"] > began]
     return "; ".join([*told, (errors or [last_words({index: out})])[0][:160]])
 
