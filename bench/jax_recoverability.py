@@ -165,7 +165,7 @@ def of_jax(trial: Trial, heartbeat: int, patience: float) -> tuple[str, str]:
             others = {index: outs[index] for index in everybody if index != trial.killed}
             words, alive = watch_others(processes, others, killed, patience)
             if not alive:
-                return words, "nobody is left to meet"
+                return words, "not tried, for the others hang" if "hangs" in words else "nobody is left to meet"
             return words, come_back(processes, trial.killed, others, patience)
         finally:
             processes.end()

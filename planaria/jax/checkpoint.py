@@ -7,8 +7,8 @@
         checkpoint.json    the manifest: what job, step and leaves these are; sizes and checksums of all files
 
 At a due step the state is copied to host memory by XLA, beside the next step: donation waits for that copy, so nothing
-else has to. Orbax writes it on a thread of its own, and checks no bytes when it reads. So what it wrote
-is read once more and summed up, before the directory gets the name under which it counts.
+else has to. Orbax writes it on a thread of its own, and checks no bytes when it reads. So what it wrote is read once
+more and summed up, before the directory gets the name under which it counts.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _decode(path: Path, data: bytes) -> Checkpoint:
             {str(name): float(value) for name, value in body["metrics"].items()},
             {str(name): (int(size), str(checksum)) for name, (size, checksum) in body["files"].items()},
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise Damaged(f"{path / MANIFEST} does not hold what a manifest holds") from None
 
 

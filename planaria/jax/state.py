@@ -49,7 +49,8 @@ class Leaf:
     def from_list(parts: Any) -> Leaf:
         """Raises ValueError or TypeError for anything that ``to_list`` did not make."""
         path, dtype, shape, random, places = parts
-        return Leaf(path, dtype, tuple(shape), random, tuple(tuple((a, b) for a, b in each) for each in places))
+        stretches = tuple(tuple((a, b) for a, b in each) for each in places)
+        return Leaf(str(path), str(dtype), tuple(shape), str(random), stretches)
 
     @property
     def form(self) -> str:
