@@ -84,6 +84,12 @@ class Founding(Ledger):
             return
         reports = [g.ready for g in ready if g.ready is not None]
         newest = max(report.step for report in reports)
+        if newest < self.durable and self._is_damaged(reports):
+            text = (
+                f"the checkpoint of step {self.durable} is damaged; the newest that is whole is that of step {newest}"
+            )
+            self._event("unshared", text)
+            self.durable = newest
         if newest < self._least() and not self.saves:
             self._without_copies()
             return
@@ -224,8 +230,13 @@ class Founding(Ledger):
 
     def _can_begin(self, views: Iterable[Group]) -> bool:
         """Whether among these is one with which the job may begin, as far as checkpoints are known."""
-        steps = [g.ready.step for g in views if g.ready is not None and self._looked(g)]
-        return bool(steps) and max(steps) >= self._least()
+        reports = [g.ready for g in views if g.ready is not None and self._looked(g)]
+        newest = max((report.step for report in reports), default=-1)
+        return newest >= self._least() or (newest >= 0 and self._is_damaged(reports))
+
+    def _is_damaged(self, reports: Iterable[Ready]) -> bool:
+        """Whether one of these saw that the newest checkpoint that is known of is of no use."""
+        return self.saves is True and any(report.damaged >= max(self.durable, 1) for report in reports)
 
     def _founding_grace(self) -> float:
         return max(FOUNDING_GRACE, (self._first_ready_at or 0.0) - (self._started_at or 0.0))

@@ -137,6 +137,8 @@ class Ready:
     kept: QuorumId = NO_QUORUM
     # Low communication that is not exact: the others may go on without a group that is late.
     lenient: bool = False
+    # Step of the newest checkpoint that it passed over, because it is damaged. 0: of none.
+    damaged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
 from planaria.jax.backend import fingerprint, prepare
+from planaria.jax.checkpoint import Checkpoints
 from planaria.jax.programs import Programs, Update
 from planaria.jax.state import State
 from planaria.jax.step import Step
 from planaria.jax.worker import Worker
 from planaria.jax.world import SoleWorld
 from planaria.rank import promise
+from planaria.rank.durable import read_schedule
 from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
@@ -25,7 +27,6 @@ from planaria.wire.page import ProgressPage
 
 # What `planaria run` can ask of a PyTorch script, and not of this front.
 _UNKNOWN = {
-    "PLANARIA_CHECKPOINT": "--checkpoint",
     "PLANARIA_BUDDY": "--buddy",
     "PLANARIA_STANDBY": "--standbys",
     "PLANARIA_REPLAY": "--replay",
@@ -40,6 +41,7 @@ class Job(Place):
         self.device = device
         self.exact = exact
         self._state: State | None = None
+        self._schedule = read_schedule(None, None, None)
         self._page: ProgressPage | None = None
         if settings.directory is not None:
             settings.directory.mkdir(parents=True, exist_ok=True)
@@ -51,6 +53,23 @@ class Job(Place):
         if self._state is None:
             raise UsageError("job.state is there once job.steps has been given a state")
         return self._state.tree
+
+    def checkpoint(
+        self, directory: str | os.PathLike[str] | None = None, every: int | None = None, keep: int | None = None
+    ) -> None:
+        """Save the state after every ``every`` steps (default 100) and after the last one, keep the ``keep`` newest
+        (default 3), and have ``steps`` begin with the newest that is in the directory.
+
+        Say the same in all groups, with a directory that all of them see, before ``steps``. ``planaria run
+        --checkpoint`` has the last word on the directory, and its numbers are defaults. Needs Orbax.
+
+        Raises UsageError for values that cannot be.
+        """
+        if self._state is not None:
+            raise UsageError("job.checkpoint must be called before job.steps")
+        self._schedule = read_schedule(directory, every, keep)
+        if self._schedule is None:
+            raise UsageError("job.checkpoint needs a directory, here or by planaria run --checkpoint")
 
     def steps(self, total: int, state: Any, update: Update) -> Iterator[Step]:
         """The steps 0 to ``total`` - 1, each committed exactly once by the job. A group that joins late, or comes back,
@@ -69,7 +88,8 @@ class Job(Place):
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
         self._state = held = State(state, self.device)
-        session = Session(self.settings, SoleWorld(), self._page, held)
+        world = SoleWorld()
+        session = Session(self.settings, world, self._page, held)
         programs = Programs(held, update)
 
         def introduce(address: str, joins: bool, looks: bool) -> Ready:
@@ -77,9 +97,25 @@ class Job(Place):
             if self.settings.check_state:
                 more["checks"] = str(self.settings.check_state)
             prints = fingerprint(self.settings, self.exact, self.device, **more)
-            return Ready(session.member, address, prints, held.digest(), self.shards, total)
+            start, saves = 0, worker.checkpoints is not None
+            if worker.checkpoints is not None:
+                worker.checkpoints.prints = prints
+                if self.settings.founder:
+                    start, metrics = worker.checkpoints.resume()
+                    worker.metrics = dict(metrics)
+            initial = held.digest() if self.settings.founder or not saves else ""
+            damaged = worker.checkpoints.damaged if worker.checkpoints is not None else 0
+            return Ready(
+                session.member, address, prints, initial, self.shards, total,
+                step=start, saves=saves, damaged=damaged,
+            )  # fmt: skip
 
         worker = Worker(session, held, programs, lambda: session.start(introduce))
+        if self._schedule is not None:
+            worker.checkpoints = Checkpoints(
+                self._schedule, self.settings, world, held, total, lambda: session.member, session.gather,
+                session.tell, lambda: worker.metrics,
+            )  # fmt: skip
         return self._loop(worker)
 
     def _loop(self, worker: Worker) -> Iterator[Step]:

@@ -45,6 +45,13 @@ class Leaf:
     def to_list(self) -> list[Any]:
         return [self.path, self.dtype, list(self.shape), self.random, [list(map(list, each)) for each in self.places]]
 
+    @staticmethod
+    def from_list(parts: Any) -> Leaf:
+        """Raises ValueError or TypeError for anything that ``to_list`` did not make."""
+        path, dtype, shape, random, places = parts
+        stretches = tuple(tuple((a, b) for a, b in each) for each in places)
+        return Leaf(str(path), str(dtype), tuple(shape), str(random), stretches)
+
     @property
     def form(self) -> str:
         spread = f" in {len(self.places)} pieces" if len(self.places) > 1 else ""
@@ -64,8 +71,8 @@ class State:
         found, self.treedef = tree_flatten_with_path(tree)
         if not found:
             raise UsageError("job.steps needs a state with arrays in it; this one has none")
-        self._keys = [path for path, _ in found]
-        self.paths = [f"state{keystr(path)}" for path in self._keys]
+        self.keys = [path for path, _ in found]
+        self.paths = [f"state{keystr(path)}" for path in self.keys]
         self._everywhere = _everywhere([leaf for _, leaf in found], device)
         self.leaves = [self._settled(path, leaf) for path, (_, leaf) in zip(self.paths, found, strict=True)]
         self.shardings: list[Sharding] = [leaf.sharding for leaf in self.leaves]
@@ -120,13 +127,35 @@ class State:
         """What the leaves are, by path, for the fingerprint: two groups that differ are told where. Of large trees the
         paths are cut, all as short as it needs, and digests stand for what is below."""
         below: dict[str, list[Leaf]] = {}
-        for depth in range(max(map(len, self._keys)), -1, -1):
+        for depth in range(max(map(len, self.keys)), -1, -1):
             below = {}
-            for keys, kind in zip(self._keys, self.kinds, strict=True):
+            for keys, kind in zip(self.keys, self.kinds, strict=True):
                 below.setdefault(f"state{keystr(keys[:depth])}", []).append(kind)
             if len(below) <= MOST_ENTRIES and max(map(len, below)) <= LONGEST:
                 break
         return {name: _summed(name, kinds) for name, kinds in below.items()}
+
+    # --- for checkpoints -------------------------------------------------------------------------------------
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The leaves, of keys the numbers that they are made of. The next step takes their memory."""
+        return [_numbers(leaf) for leaf in self.leaves]
+
+    @property
+    def spread(self) -> list[Sharding]:
+        """How each of ``arrays`` lies on the devices."""
+        both = zip(self.kinds, self.shardings, strict=True)
+        return [self._everywhere if kind.random else sharding for kind, sharding in both]
+
+    def take(self, arrays: Sequence[Array]) -> None:
+        """Take over others, in the form and the place of ``arrays``."""
+        made = [
+            _keys_of(array, kind.random, self._everywhere) if kind.random else array
+            for kind, array in zip(self.kinds, arrays, strict=True)
+        ]
+        jax.block_until_ready(made)
+        self.leaves = made
 
     # --- for peers -------------------------------------------------------------------------------------------
 
@@ -151,7 +180,7 @@ class State:
         """
         theirs, facts = _parse(header)
         if theirs != self.kinds:
-            raise UsageError(_misfit(theirs, self.kinds))
+            raise UsageError(misfit(theirs, self.kinds, "of the job"))
         rest = list(tensors)
         if len(rest) != sum(len(kind.places) for kind in self.kinds):
             raise ProtocolError(f"a state of {len(self.kinds)} leaves came with {len(rest)} pieces")
@@ -227,16 +256,12 @@ def _parse(header: bytes) -> tuple[list[Leaf], Any]:
         parsed = json.loads(header)
         if parsed["version"] != VERSION:
             raise ProtocolError(f"a peer's state is not of version {VERSION}")
-        leaves = [
-            Leaf(path, dtype, tuple(shape), random, tuple(tuple((a, b) for a, b in each) for each in places))
-            for path, dtype, shape, random, places in parsed["leaves"]
-        ]
-        return leaves, parsed["facts"]
+        return [Leaf.from_list(each) for each in parsed["leaves"]], parsed["facts"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a peer's state cannot be read: {error}") from None
 
 
-def _misfit(there: Sequence[Leaf], here: Sequence[Leaf]) -> str:
+def misfit(there: Sequence[Leaf], here: Sequence[Leaf], whose: str) -> str:
     theirs, ours = ({leaf.path: leaf for leaf in each} for each in (there, here))
     problems = [f"{path} is missing here" for path in theirs if path not in ours]
     problems += [f"{path} is only here" for path in ours if path not in theirs]
@@ -247,7 +272,7 @@ def _misfit(there: Sequence[Leaf], here: Sequence[Leaf]) -> str:
         problems = [f"its leaves are in another order there, from {moved.path} on"]
     more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
     return (
-        f"the state of the job does not fit that of this group: {'; '.join(problems[:MAX_PROBLEMS])}{more}. Run the "
+        f"the state {whose} does not fit that of this group: {'; '.join(problems[:MAX_PROBLEMS])}{more}. Run the "
         "same script with the same arguments"
     )
 

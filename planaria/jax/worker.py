@@ -24,6 +24,7 @@ from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
 from planaria.exchange.noise import key_of
 from planaria.exchange.tree_exchange import TreeExchange
+from planaria.jax.checkpoint import Checkpoints
 from planaria.jax.gradients import Sums
 from planaria.jax.programs import Gradient, Programs
 from planaria.jax.state import State
@@ -49,6 +50,7 @@ class Worker:
         self.groups: tuple[int, ...] = ()  # that computed it together
         self.shard: int | None = None  # in the script's hands
         self.dry = False  # the shard is there to be compiled for
+        self.checkpoints: Checkpoints | None = None  # set before the first step, if any are wanted
         self.void = False  # the job was over before this group could take part in the step
         self._begin = begin
         self._programs = programs
@@ -75,6 +77,11 @@ class Worker:
         """Steps committed: the index of the step being worked on."""
         return self.session.stepper.step if self._started else 0
 
+    @property
+    def _first(self) -> bool:
+        """Whether this group was the first of the members that made the newest commit."""
+        return self.session.stepper.first == self.session.member
+
     # --- between steps ---------------------------------------------------------------------------------------
 
     def goes_on(self) -> bool:
@@ -93,6 +100,9 @@ class Worker:
         return True
 
     def _leave(self, action: core.Leave) -> NoReturn:
+        if self.checkpoints is not None:
+            stepper = self.session.stepper
+            self.checkpoints.end(stepper.step, stepper.settled and not action.drained and self._first)
         self._journal.close()
         self.session.close()
         # The script's loop ends here, in order: what follows it would take a half-trained model for the result.
@@ -105,6 +115,8 @@ class Worker:
         self._journal.close()
         self.session.show(Phase.FINISHED)
         self.session.change(lambda s: s.finished(self.digest))
+        if self.checkpoints is not None:
+            self.checkpoints.end(self.step, self._first)
         self.session.close()
 
     # --- inside a step ---------------------------------------------------------------------------------------
@@ -298,6 +310,8 @@ class Worker:
         with self._told(f"step {step}, update"):
             self._programs.apply(self._sums.layout, buckets)
         self.session.change(lambda s: s.applied())
+        if self.checkpoints is not None:
+            self.checkpoints.committed(self.step, self._first)
         self._gauges.committed(step + 1, target.id if target else NO_QUORUM, self.metrics, self._computed)
         self._journal.commit(step, self._present, self.metrics)
 

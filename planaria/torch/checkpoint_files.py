@@ -1,23 +1,18 @@
-"""A checkpoint on disk: what its manifest says, and which of the directories count.
+"""A checkpoint on disk, and what its manifest says.
 
 ::
 
-    DIRECTORY/step-00000120/        a complete checkpoint; it gets this name when everything in it is on the disk
+    step-00000120/
         rank0.safetensors           the tensors that rank 0 of the group wrote, in the safetensors format
         rank0.json                  rank 0's plain data, as in healing
         checkpoint.json             the manifest: sizes and checksums of all of it
-    DIRECTORY/step-00000240.partial-rg0i1/   being written by group 0's incarnation 1, or left by a death
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import re
-import shutil
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +27,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from planaria.errors import UsageError
+from planaria.rank.durable import MANIFEST, damaged, unreadable
 
 VERSION = 1
-MANIFEST = "checkpoint.json"
-_STEP = re.compile(r"step-([0-9]{8,18})")
-_PARTIAL = re.compile(r"step-[0-9]{8,18}\.partial-.+")
 _FILE = re.compile(r"rank[0-9]{1,9}\.(safetensors|json)")
 
 
@@ -134,17 +127,6 @@ class Checkpoint:
         return data
 
 
-_ADVICE = "Move that checkpoint away to start from the one before it"
-
-
-def damaged(path: Path, how: str) -> UsageError:
-    return UsageError(f"{path} is damaged: {how}. {_ADVICE}")
-
-
-def unreadable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot read {path}: {error.strerror}. {_ADVICE}")
-
-
 def _decode(path: Path, data: bytes) -> Checkpoint:
     """Raises ValueError and its like for anything that ``encode`` did not make."""
     outer = json.loads(data)
@@ -204,80 +186,3 @@ def dtype_named(name: Any) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(name)
     return dtype
-
-
-# --- directories ----------------------------------------------------------------------------------------------
-
-
-def prepare_directory(directory: Path) -> None:
-    """Make it, if need be. Raises UsageError if it cannot be written, or holds other things than checkpoints."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        names = [name for name in os.listdir(directory) if not name.startswith(".") and name != "lost+found"]
-    except OSError as error:
-        raise UsageError(f"the checkpoint directory {directory} cannot be used: {error.strerror}") from None
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"the checkpoint directory {directory} cannot be written")
-    if names and not any(_STEP.fullmatch(name) or _PARTIAL.fullmatch(name) for name in names):
-        shown = ", ".join(sorted(names)[:3]) + ("…" if len(names) > 3 else "")
-        raise UsageError(f"{directory} holds no checkpoints but {shown}; give a directory for checkpoints alone")
-
-
-def step_directory(directory: Path, step: int) -> Path:
-    return directory / f"step-{step:08d}"
-
-
-def checkpoints_in(directory: Path) -> list[Path]:
-    """The directories of checkpoints, newest first."""
-    found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _STEP.fullmatch(name))]
-    return [directory / name for _, name in sorted(found, reverse=True)]
-
-
-def prune(directory: Path, keep: int) -> None:
-    """Remove all checkpoints but the ``keep`` newest. Raises OSError."""
-    ours = [path for path in checkpoints_in(directory) if (path / MANIFEST).exists()]
-    for path in ours[keep:]:
-        # A name that does not count any more first: a death in the middle must not leave half a checkpoint.
-        going = path.with_name(f"{path.name}.partial-removed")
-        path.rename(going)
-        shutil.rmtree(going)
-
-
-def sweep(directory: Path) -> None:
-    """Remove what earlier saves left behind that did not get to their end. One that is under way is locked."""
-    for name in os.listdir(directory):
-        if not _PARTIAL.fullmatch(name):
-            continue
-        with suppress(OSError):
-            held = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if _lock(held):
-                    shutil.rmtree(directory / name)
-            finally:
-                os.close(held)
-
-
-def hold(path: Path) -> int:
-    """Lock a directory, as one in which somebody writes, for as long as the descriptor is open."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    _lock(descriptor)
-    return descriptor
-
-
-def _lock(descriptor: int) -> bool:
-    """False if somebody else has it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks: nothing can be known of others
-    return True
-
-
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

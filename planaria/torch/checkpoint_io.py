@@ -23,18 +23,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from planaria.torch.checkpoint_files import (
-    MANIFEST,
-    Checkpoint,
-    Stored,
-    Whole,
-    damaged,
-    dtype_name,
-    hold,
-    sweep,
-    sync_directory,
-    unreadable,
-)
+from planaria.rank.durable import MANIFEST, damaged, hold, sweep, sync_directory, unreadable
+from planaria.torch.checkpoint_files import Checkpoint, Stored, Whole, dtype_name
 
 # What is hashed is written while it is still in the cache.
 _SLICE = 1 << 20

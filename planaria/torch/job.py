@@ -17,13 +17,14 @@ from planaria.core.messages import NO_QUORUM, Phase, Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
 from planaria.rank import promise
+from planaria.rank.durable import read_schedule
 from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
 from planaria.torch import exactness
 from planaria.torch import random as seeding
 from planaria.torch.buddies import Buddies, read_every
-from planaria.torch.checkpoints import Checkpoints, read_schedule
+from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.clipping import clip_grad_norm_
 from planaria.torch.fingerprint import fingerprint, of_group
 from planaria.torch.low_comm_settings import of_low_communication

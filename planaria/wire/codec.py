@@ -384,6 +384,7 @@ def _ready_out(ready: Ready) -> pb.Ready:
         keeps=ready.keeps,
         lenient=ready.lenient,
         kept=encode_quorum_id(ready.kept),
+        damaged=count(ready.damaged, "a step"),
     )
 
 
@@ -402,6 +403,7 @@ def _ready_in(ready: pb.Ready) -> Ready:
         ready.keeps,
         decode_quorum_id(ready.kept),
         ready.lenient,
+        count(ready.damaged, "a step"),
     )
 
 

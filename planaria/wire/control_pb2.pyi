@@ -233,7 +233,7 @@ class Present(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked", "keeps", "kept", "lenient")
+    __slots__ = ("member", "address", "fingerprint", "initial", "shards", "total_steps", "after", "step", "saves", "looked", "keeps", "kept", "lenient", "damaged")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class Ready(_message.Message):
     KEEPS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     LENIENT_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     member: Member
     address: str
     fingerprint: _containers.RepeatedCompositeFieldContainer[Fact]
@@ -260,7 +261,8 @@ class Ready(_message.Message):
     keeps: bool
     kept: QuorumId
     lenient: bool
-    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., saves: bool = ..., looked: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., keeps: bool = ..., kept: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., lenient: bool = ...) -> None: ...
+    damaged: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping[str, object]]] = ..., address: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Fact, _Mapping[str, object]]]] = ..., initial: _Optional[str] = ..., shards: _Optional[int] = ..., total_steps: _Optional[int] = ..., after: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., step: _Optional[int] = ..., saves: bool = ..., looked: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., keeps: bool = ..., kept: _Optional[_Union[QuorumId, _Mapping[str, object]]] = ..., lenient: bool = ..., damaged: _Optional[int] = ...) -> None: ...
 
 class Adopted(_message.Message):
     __slots__ = ("member", "quorum", "step")

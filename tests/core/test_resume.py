@@ -60,6 +60,36 @@ def test_a_checkpoint_of_which_nobody_lived_to_tell_is_found_on_the_disk() -> No
     assert desk.lighthouse.durable == 4
 
 
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before() -> None:
+    desk = saving()
+    saved(desk, 4)
+    all_die(desk)
+    desk.ready(0, step=2, saves=True, looked=QuorumId(1, 3), damaged=4)
+    found = desk.ready(1, step=2, saves=True, looked=QuorumId(1, 3), damaged=4)
+    assert found == ["store 1.4 [0.1 1.1]", "a0: founding 1.4 [0.1 1.1]", "a1: founding 1.4 [0.1 1.1]"]
+    assert "the checkpoint of step 4 is damaged; the newest that is whole is that of step 2" in desk.events()[-2]
+    assert desk.lighthouse.durable == 2
+
+
+def test_whoever_sees_it_whole_is_right() -> None:
+    desk = saving()
+    saved(desk, 4)
+    all_die(desk)
+    desk.ready(0, step=2, saves=True, looked=QuorumId(1, 3), damaged=4)
+    assert looks(desk, 1, 4)[0] == "store 1.4 [0.1 1.1]"
+    assert "group 0 (incarnation 1) sees step 2, but there is a checkpoint of step 4" in desk.events()[-2]
+    assert desk.lighthouse.durable == 4
+
+
+def test_an_older_damaged_one_explains_nothing() -> None:
+    desk = saving()
+    saved(desk, 4)
+    all_die(desk)
+    desk.ready(0, step=1, saves=True, looked=QuorumId(1, 3), damaged=2)
+    found = desk.ready(1, step=1, saves=True, looked=QuorumId(1, 3), damaged=2)
+    assert "refuse" in " ".join(found) and desk.lighthouse.durable == 4
+
+
 def test_before_the_first_checkpoint_the_job_starts_again_from_the_beginning() -> None:
     desk = saving()
     assert "the job starts again from the beginning" in (all_die(desk) and desk.events()[-1])

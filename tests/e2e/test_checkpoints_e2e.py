@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from planaria.chaos.session import end, spawn, with_home
-from planaria.torch.checkpoint_files import Checkpoint, checkpoints_in
+from planaria.rank.durable import checkpoints_in
+from planaria.torch.checkpoint_files import Checkpoint
 from tests.e2e.harness import PATIENCE, TRAIN, Run
 
 pytestmark = pytest.mark.e2e

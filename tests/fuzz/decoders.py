@@ -41,10 +41,12 @@ from planaria.core.messages import (
 from planaria.engines.nodestream import HEADER_BYTES, NodeStream
 from planaria.errors import PlanariaError, ProtocolError, UsageError
 from planaria.exchange.healing import _Contents
+from planaria.jax import checkpoint as jax_checkpoint
 from planaria.lighthouse.actions import _fields
 from planaria.lighthouse.http import StatusPages
 from planaria.lighthouse.seat import Seat
 from planaria.lighthouse.store import Store
+from planaria.rank.durable import MANIFEST
 from planaria.rank.records import (
     ControlWord,
     ShardRecord,
@@ -58,7 +60,7 @@ from planaria.rank.records import (
 from planaria.rank.rounds import Note
 from planaria.torch import plain
 from planaria.torch.catching_up import _opened
-from planaria.torch.checkpoint_files import MANIFEST, Checkpoint
+from planaria.torch.checkpoint_files import Checkpoint
 from planaria.torch.state import _parse
 from planaria.wire import codec, frames, membership
 from planaria.wire import control_pb2 as pb
@@ -194,6 +196,14 @@ def _checkpoint(data: bytes) -> object:
     return Checkpoint.read(directory)
 
 
+def _jax_checkpoint(data: bytes) -> Any:
+    directory = _DIRECTORY / "step-00000002"
+    (directory / "state").mkdir(exist_ok=True, parents=True)
+    (directory / "state" / "file").write_bytes(bytes(64))
+    (directory / MANIFEST).write_bytes(data)
+    return jax_checkpoint.Checkpoint.read(directory)
+
+
 def _sealed(data: bytes) -> bytes:
     """With the checksum that a manifest of this body has."""
     try:
@@ -214,6 +224,17 @@ _MANIFEST = {
     "fingerprint": {"torch": "2.13"},
     "files": {"rank0.json": [64, 64, "x"], "rank0.safetensors": [64, 8, "y"]},
     "tensors": {"model.w": ["float32", [2, 4], [[[0, 0], [2, 4], "rank0.safetensors", 8, "c"]]]},
+}
+_JAX_MANIFEST = {
+    "version": "jax 1",
+    "job": "j",
+    "step": 1,
+    "seed": 0,
+    "shards": 2,
+    "fingerprint": {"jax": "0.10"},
+    "leaves": [["state['w']", "float32", [2, 4], "", [[[0, 2], [0, 4]]]]],
+    "metrics": {"loss": 0.5},
+    "files": {"state/file": [64, xxhash.xxh3_128_hexdigest(bytes(64))]},
 }
 _MISSED = {"manifest": "m", "missed": [[3, 1, 2, 0, 4.0, [], 0], [4, 1, 2, 1, 3.5, [], 0]]}
 _MEMBERSHIP = {
@@ -278,6 +299,14 @@ DECODERS = [
     Decoder("contents", _Contents.unpack, [_Contents((8, 16), (False, True), b"manifest").pack()]),
     Decoder(
         "manifest", _checkpoint, [_sealed(json.dumps({"checkpoint": _MANIFEST}).encode())], _USAGE, True, seal=_sealed
+    ),
+    Decoder(
+        "manifest of a JAX job",
+        _jax_checkpoint,
+        [_sealed(json.dumps({"checkpoint": _JAX_MANIFEST}).encode())],
+        (UsageError, jax_checkpoint.Damaged),
+        True,
+        seal=_sealed,
     ),
     Decoder("membership", _file(membership.read), [json.dumps(_MEMBERSHIP).encode()], _USAGE, True),
     Decoder("action of a page", _action, [b'{"group": 1, "signal": 9}'], (ValueError,), True),

@@ -80,7 +80,7 @@ def test_what_is_refused(wrong: dict[str, Any], said: str) -> None:
         train(**wrong)
 
 
-@pytest.mark.parametrize(("name", "option"), [("PLANARIA_CHECKPOINT", "--checkpoint"), ("WORLD_SIZE", "--nproc-per")])
+@pytest.mark.parametrize(("name", "option"), [("PLANARIA_BUDDY", "--buddy"), ("WORLD_SIZE", "--nproc-per")])
 def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch, name: str, option: str) -> None:
     monkeypatch.setenv(name, "2")
     with pytest.raises(pj.UsageError, match=option):

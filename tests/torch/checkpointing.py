@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from planaria.core.messages import Saved
+from planaria.rank.durable import Schedule
 from planaria.rank.promise import BITS
 from planaria.rank.settings import read_settings
-from planaria.torch.checkpoints import Checkpoints, Schedule
+from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.fingerprint import fingerprint
 from planaria.torch.state import ProtectedState
 from planaria.torch.world import GroupWorld

@@ -19,8 +19,7 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 
 from planaria.core.messages import Finished, Saved
 from planaria.errors import UsageError
-from planaria.torch.checkpoint_files import MANIFEST, hold
-from planaria.torch.checkpoints import Schedule, read_schedule
+from planaria.rank.durable import MANIFEST, Schedule, hold, read_schedule
 from tests.torch.checkpointing import Thing, names
 from tests.torch.pretend_agent import PretendAgent
 
@@ -225,15 +224,15 @@ def test_one_that_is_removed_as_old_while_it_is_looked_at(tmp_path: Path) -> Non
     saved, fresh = Thing(seed=1), Thing(seed=2)
     saved.checkpoints(tmp_path).save(10)
     desk = fresh.checkpoints(tmp_path).checkpoints
-    choose = desk._chosen
+    find = desk._found
 
-    def choose_late() -> Path | None:
-        path = choose()
-        if path is not None and path.name == "step-00000010":
+    def find_late() -> list[Path]:
+        paths = find()
+        if paths and paths[0].name == "step-00000010":
             assert saved.checkpoints(tmp_path, keep=1).save(20) == []
-        return path
+        return paths
 
-    desk._chosen = choose_late
+    desk._found = find_late
     assert desk.resume() == 20
     assert fresh.state.digest() == saved.state.digest()
 

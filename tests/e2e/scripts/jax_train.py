@@ -16,6 +16,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
 parser.add_argument("--devices", type=int, default=1, help="over which the first layer is spread")
+parser.add_argument("--width", type=int, default=32, help="of the layer in the middle")
+parser.add_argument("--pause", type=float, default=0, help="seconds that every shard takes longer")
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
 args = parser.parse_args()
 
@@ -72,9 +74,9 @@ def update(state, gradients):
 
 keys = jax.random.split(jax.random.key(5), 2)
 params = {
-    "w": jax.random.normal(keys[0], (16, 32)).astype(jnp.bfloat16),
-    "b": jnp.zeros(32),
-    "head": jax.random.normal(keys[1], (32, 4)),
+    "w": jax.random.normal(keys[0], (16, args.width)).astype(jnp.bfloat16),
+    "b": jnp.zeros(args.width),
+    "head": jax.random.normal(keys[1], (args.width, 4)),
 }
 if args.devices > 1:
     mesh = jax.make_mesh((args.devices,), ("x",))
@@ -93,6 +95,7 @@ def load(index: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
 for step in job.steps(args.steps, state, update):
     for shard in step.shards():
         step.grad(grad, load(step.index, shard))
+        time.sleep(args.pause)
         held = time.monotonic() + 0.5
         while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
             time.sleep(0.01)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planaria.torch.checkpoint_files import checkpoints_in
+from planaria.rank.durable import checkpoints_in
 from tests.torch.checkpointing import Thing, names
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")

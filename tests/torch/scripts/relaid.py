@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import planaria.torch as pt
-from planaria.torch.checkpoints import Checkpoints, Schedule
+from planaria.rank.durable import Schedule
+from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.state import ProtectedState
 
 layout, source, target = (os.environ[name] for name in ("LAYOUT", "FROM", "TO"))
