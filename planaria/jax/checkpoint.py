@@ -91,7 +91,7 @@ class Checkpoint:
         return found
 
 
-class Damaged(Exception):
+class Damaged(PlanariaError):
     """A checkpoint is not what it was when it was complete."""
 
 
