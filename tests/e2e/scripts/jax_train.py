@@ -15,7 +15,9 @@ import planaria.jax as pj
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
-parser.add_argument("--devices", type=int, default=1, help="over which the first layer is spread")
+parser.add_argument(
+    "--devices", type=int, default=1, help="of a process; the first layer is spread over those of its group"
+)
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
 args = parser.parse_args()
 
@@ -65,8 +67,8 @@ params = {
     "b": jnp.zeros(32),
     "head": jax.random.normal(keys[1], (32, 4)),
 }
-if args.devices > 1:
-    mesh = jax.make_mesh((args.devices,), ("x",))
+if len(jax.devices()) > 1:
+    mesh = jax.make_mesh((len(jax.devices()),), ("x",))
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
     params["w"] = jax.device_put(params["w"], spread)
 if odd == "state":
