@@ -13,7 +13,7 @@ from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
 from planaria.jax.backend import fingerprint, prepare, strict
 from planaria.jax.programs import Programs, Update
-from planaria.jax.state import State
+from planaria.jax.state import State, said
 from planaria.jax.step import Step
 from planaria.jax.worker import Worker
 from planaria.jax.world import Sameness, SoleWorld
@@ -79,6 +79,8 @@ class Job(Place):
         """
         if self._state is not None:
             raise UsageError("job.steps can be called once; put all steps into one loop")
+        if not callable(update):
+            raise UsageError(f"job.steps was given {said(update)} as its update; it needs update(state, gradients)")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
         self._state = held = State(state, self.device)

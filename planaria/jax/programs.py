@@ -19,7 +19,7 @@ from torch import Tensor
 from planaria.errors import UsageError
 from planaria.exchange.layout import Layout
 from planaria.jax.spread import Spread
-from planaria.jax.state import State
+from planaria.jax.state import State, said
 from planaria.jax.views import SHARED
 
 Gradient = Callable[[Any, Any, Array], tuple[Any, Any]]
@@ -51,14 +51,13 @@ class Programs:
             program = self._gradients.get(function)
         except TypeError:
             raise UsageError(
-                f"the function given to step.grad, a {type(function).__name__}, cannot be hashed, so jax.jit cannot "
+                f"the function given to step.grad, {said(function)}, cannot be hashed, so jax.jit cannot "
                 "tell it from others; give it a function (that calls the object, and is made once)"
             ) from None
         if program is None:
             if not callable(function):
                 raise UsageError(
-                    f"step.grad was given a {type(function).__name__} as its function; it needs function(state, "
-                    "batch, key)"
+                    f"step.grad was given {said(function)} as its function; it needs function(state, batch, key)"
                 )
             if len(self._gradients) == MOST:
                 raise UsageError(

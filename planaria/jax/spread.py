@@ -57,7 +57,9 @@ class Spread:
     def like(self, leaves: Sequence[Array]) -> list[Array]:
         """Gradients, laid out as the first were."""
         both = zip(leaves, self._shardings, strict=True)
-        return [leaf if leaf.sharding == wanted else put(leaf, wanted) for leaf, wanted in both]
+        return [
+            leaf if leaf.sharding.is_equivalent_to(wanted, leaf.ndim) else put(leaf, wanted) for leaf, wanted in both
+        ]
 
     def flats(self, layout: Layout, buckets: Sequence[Tensor]) -> list[Array]:
         """What ``cut`` takes, of flat fp32 ``buckets`` in which the pieces of ``places`` lie as ``layout`` says. May

@@ -80,7 +80,7 @@ class State:
     def _settled(self, path: str, leaf: Any) -> Array:
         if not isinstance(leaf, KINDS):
             raise UsageError(
-                f"{path} is {_said(leaf)}; a state can hold arrays and numbers only. Keep the rest out of "
+                f"{path} is {said(leaf)}; a state can hold arrays and numbers only. Keep the rest out of "
                 "it (equinox.partition(model, equinox.is_array), flax.nnx.split(model), a TrainState's params and "
                 "opt_state)"
             )
@@ -290,6 +290,7 @@ def _misfit(there: Sequence[Leaf], here: Sequence[Leaf]) -> str:
     )
 
 
-def _said(leaf: Any) -> str:
+def said(leaf: Any) -> str:
+    """Of what type it is, in words."""
     name = type(leaf).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
