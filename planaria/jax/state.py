@@ -147,7 +147,7 @@ class State:
         """Of every piece that other processes of the group have as well: a digest of its bytes, by the piece's name."""
         both = zip(self.paths, self.leaves, self._holders(), strict=True)
         return {
-            f"{path}{list(place)}" if place else path: xxhash.xxh3_64_hexdigest(_bytes_of(data))
+            path if len(holders) == 1 else f"{path}{list(place)}": xxhash.xxh3_64_hexdigest(_bytes_of(data))
             for path, leaf, holders in both
             for place, data in pieces(_numbers(leaf))
             if len(holders[place]) > 1

@@ -92,7 +92,7 @@ class Worker:
         self._present = self.settings.shards  # shards in the newest sum
         self._named = NO_QUORUM  # the planned quorum in this rank's newest control word
         self._gauges = Gauges(session)
-        self._transfer = Transfer(session, state)
+        self._transfer = Transfer(session, state, self.journal)
         self._settled = TrainableWatch(parameters)
         self._pipelines: Pipelines | None = None  # once the script has said that it outlives the loss of a rank
 
