@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +19,8 @@ from planaria.chaos.inject import Injected, Injector, Network, lighthouse_of
 from planaria.chaos.schedule import Fault
 from planaria.chaos.verify import Record, Verdict, judge, read_record, read_records
 from planaria.chaos.watch import Watch, agent_pid
-from planaria.core.messages import Event
+from planaria.core.messages import Event, Member
+from planaria.engines.launch import directory_of
 from planaria.errors import PlanariaError
 
 # Often enough to strike within a fraction of the shortest step, seldom enough to leave the processor to the
@@ -34,13 +35,15 @@ _TIES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is trained. ``shards``: None for what the script says. ``device``: cpu, cuda, or None for what there is."""
+    """What is trained. ``shards``: None for what the script says. ``device``: cpu, cuda, or None for what there is.
+    ``nproc``: processes in a group."""
 
     path: Path
     args: tuple[str, ...] = ()
     groups: int = 4
     shards: int | None = None
     device: str | None = None
+    nproc: int = 1
 
     def command(self) -> list[str]:
         return [sys.executable, str(self.path), *self.args]
@@ -121,6 +124,8 @@ def run_command(script: Script, directory: Path, options: Sequence[str]) -> list
         command += ["--shards", str(script.shards)]
     if script.device is not None:
         command += ["--device", script.device]
+    if script.nproc > 1:
+        command += ["--nproc-per-group", str(script.nproc)]
     return [*command, *options, str(script.path), *script.args]
 
 
@@ -222,7 +227,8 @@ def trouble(run: Deployment, faults: Sequence[Fault], groups: int, show: Show) -
 
 
 def quiet_run(script: Script, shards: int, directory: Path, tick: Callable[[], None]) -> Record:
-    """Train the same thing alone, in one process, without any fault. ``tick`` is called while it runs.
+    """Train the same thing as one group, without any fault: alone, or, if a group has several processes, as a run of
+    one, for its layout changes bits. ``tick`` is called while it runs.
 
     Raises PlanariaError with the end of its output if it fails.
     """
@@ -231,11 +237,16 @@ def quiet_run(script: Script, shards: int, directory: Path, tick: Callable[[], N
     # As in the ranks of a run: the number of threads changes bits.
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("OPENBLAS_NUM_THREADS", "1")
-    env |= {"PLANARIA_SHARDS": str(shards), "PLANARIA_DIR": str(directory)}
-    if script.device is not None:
-        env["PLANARIA_DEVICE"] = script.device
-    log = directory / "run.log"
-    process = spawn(script.command(), env, log)
+    log, record = directory / "run.log", directory
+    if script.nproc == 1:
+        command = script.command()
+        env |= {"PLANARIA_SHARDS": str(shards), "PLANARIA_DIR": str(directory)}
+        if script.device is not None:
+            env["PLANARIA_DEVICE"] = script.device
+    else:
+        command = run_command(replace(script, groups=1, shards=shards), directory, ["--quiet"])
+        record = directory_of(directory, Member(0, 0))
+    process = spawn(command, env, log)
     try:
         while process.poll() is None:
             tick()
@@ -246,7 +257,7 @@ def quiet_run(script: Script, shards: int, directory: Path, tick: Callable[[], N
     if process.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
         raise PlanariaError(f"the quiet reference {describe(process.returncode)}; the end of {log}:\n{tail}")
-    return read_record(directory)
+    return read_record(record)
 
 
 def verdict_of(troubled: Troubled, quiet: Record | None) -> Verdict:

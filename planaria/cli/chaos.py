@@ -24,12 +24,14 @@ from planaria.core.bitflips import GRADIENT, TARGETS, VARIABLE
 from planaria.core.exits import EXIT_INTERRUPTED
 from planaria.engines.devices import find
 from planaria.errors import PlanariaError, UsageError
+from planaria.wire.checks import MAX_RANK
 
 
 def chaos(
     script: Annotated[Path, typer.Argument(help="The training script; its own arguments follow after --.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     groups: Annotated[int, typer.Option(help="Replica groups.")] = 4,
+    nproc_per_group: Annotated[int, typer.Option(help="Processes in a group.")] = 1,
     shards: Annotated[int | None, typer.Option(help="Shards of a step; default: what the script says.")] = None,
     every: Annotated[str, typer.Option(help="Mean time between faults: 2s, 500ms, 1m.")] = "2s",
     kills: Annotated[int, typer.Option(help="How many faults, of all kinds together.")] = 50,
@@ -49,18 +51,19 @@ def chaos(
     and, with --verify, every bit is that of a quiet run."""
     chosen = schedule.parse_kinds(kinds)
     gap = schedule.parse_seconds(every)
-    _check(script, groups, kills, chosen)
+    _check(script, groups, kills, chosen, nproc_per_group)
     if json_file is not None:
         check_writable(json_file, "--json")
     faults = schedule.random_schedule(seed, chosen, groups, kills, gap, schedule.parse_targets(flips))
     directory = new_directory(log_dir, "chaos")
     console = Console()
-    device = device or device_for(console, groups, Kind.PARTITION in chosen)
-    what = session.Script(script, tuple(args or ()), groups, shards, device)
+    device = device or device_for(console, groups * nproc_per_group, Kind.PARTITION in chosen)
+    what = session.Script(script, tuple(args or ()), groups, shards, device, nproc_per_group)
     asked = {
         "script": str(script),
         "args": list(what.args),
         "groups": groups,
+        "nproc_per_group": nproc_per_group,
         "shards": shards,
         "device": device,
         "every": gap,
@@ -150,7 +153,8 @@ def _prove(
 
 def _quiet(console: Console, script: session.Script, troubled: session.Troubled, directory: Path) -> Record:
     shards = session.shards_of(read_records(troubled.watch.directories).values())
-    console.print("now the quiet run: the same script alone, in one process, without faults", soft_wrap=True)
+    alone = "alone, in one process" if script.nproc == 1 else "as one group"
+    console.print(f"now the quiet run: the same script {alone}, without faults", soft_wrap=True)
     with Waiting(console, "training quietly") as waiting:
         return session.quiet_run(script, shards, directory / "quiet", waiting.tick)
 
@@ -173,7 +177,7 @@ def deployment(script: session.Script, directory: Path, faults: tuple[schedule.F
     return session.LocalRun(script, directory, options)
 
 
-def _check(script: Path, groups: int, kills: int, kinds: Sequence[Kind]) -> None:
+def _check(script: Path, groups: int, kills: int, kinds: Sequence[Kind], nproc: int) -> None:
     if not script.is_file():
         raise UsageError(f"there is no script {script}")
     if groups < 2:
@@ -182,6 +186,10 @@ def _check(script: Path, groups: int, kills: int, kinds: Sequence[Kind]) -> None
         raise UsageError(f"--kills must not be negative, not {kills}")
     if Kind.BITFLIP in kinds and groups < 3:
         raise UsageError(f"bit flips need at least 3 groups, so that two agree on what is right; not {groups}")
+    if not 1 <= nproc <= MAX_RANK:
+        raise UsageError(f"--nproc-per-group {nproc}: a group has between 1 and {MAX_RANK} processes")
+    if Kind.PARTITION in kinds and nproc > 1:
+        raise UsageError("networks are cut for groups of one process only; leave out partition, or --nproc-per-group")
     if Kind.PARTITION in kinds:
         from planaria.chaos import netns
 

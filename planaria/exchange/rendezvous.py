@@ -8,7 +8,8 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -33,6 +34,11 @@ CONNECT = timedelta(seconds=5)
 # waits for is five times the timeout that it is given (seen); to reach one that listens takes no such time.
 MEETING = timedelta(seconds=30)
 GLOO_WAITS = 5
+
+# Ranks of a group meet at the store of one that may only be starting: as long as PyTorch gives ranks to meet at first.
+# Whoever is not there by then, though it lives, cannot be reached; then the group is started again as a whole.
+STARTING = timedelta(minutes=10)
+_RETRY = 0.01  # seconds between tries
 
 gloo: Any = ProcessGroupGloo  # torch's stubs lack send, recv and _Options
 
@@ -106,6 +112,19 @@ def connect(address: str, timeout: timedelta, lines: Lines | None = None) -> Sto
     except (OSError, RuntimeError) as error:  # torch's DistError is a RuntimeError
         raise CommunicatorError(f"cannot reach the rendezvous store at {address}: {reason(error)}") from error
     return store
+
+
+def reach(address: str, lines: Lines, cancelled: Callable[[], bool] = lambda: False) -> Store:
+    """``connect`` to a store whose process may only be starting: try until it is there, ``cancelled`` or ``lines`` are
+    cut. Raises CommunicatorError."""
+    limit = time.monotonic() + STARTING.total_seconds()
+    while True:
+        try:
+            return connect(address, STARTING, lines)
+        except CommunicatorError:
+            if cancelled() or lines.is_cut or time.monotonic() > limit:
+                raise
+            time.sleep(_RETRY)
 
 
 def reason(error: BaseException) -> str:

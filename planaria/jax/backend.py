@@ -20,6 +20,7 @@ from jaxlib.version import __version__ as jaxlib_version
 
 from planaria.core.fingerprint import SOFT
 from planaria.errors import UsageError
+from planaria.jax.world import GroupWorld, SoleWorld
 from planaria.rank.promise import BITS
 from planaria.rank.settings import Settings
 
@@ -28,12 +29,20 @@ THREADS = "NPROC"
 _JOB = frozenset({"checks", "exact", "framework", "layout", "policy", "reduction", "seed", "shards", "steps"})
 
 
-def prepare(wanted: str | None, where: str) -> jax.Device:
-    """The device of this rank: ``wanted`` ("cpu" or "cuda"), else what JAX takes. Before JAX makes its first array:
-    UsageError if that is over, and the number of XLA's threads was left to the machine."""
+def prepare(wanted: str | None, settings: Settings) -> tuple[jax.Device, SoleWorld]:
+    """The device of this rank: ``wanted`` ("cpu" or "cuda"), else what JAX takes; of several ranks each has one of the
+    node's GPUs. And the ranks of the group, who become a JAX world here. Before JAX makes its first array: UsageError
+    if that is over, and the number of XLA's threads was left to the machine, or there are other ranks."""
+    where = settings.where
     if wanted not in (None, "", "cpu", "cuda"):
         raise UsageError(f"{where}: unknown device {wanted!r}; known devices: cpu, cuda")
+    world = SoleWorld()
     if _begun():
+        if settings.world_size > 1:
+            raise UsageError(
+                f"{where}: JAX made arrays before pj.init(), so this process can join no others any more; call "
+                "pj.init() first"
+            )
         if THREADS not in os.environ:
             raise UsageError(
                 f"{where}: JAX made arrays before pj.init() could pin XLA's threads, on whose number bits depend; call "
@@ -43,6 +52,9 @@ def prepare(wanted: str | None, where: str) -> jax.Device:
         os.environ.setdefault(THREADS, "1")
         if wanted:
             jax.config.update("jax_platforms", wanted)
+        if settings.world_size > 1:
+            gpu = None if wanted == "cpu" else int(os.environ.get("LOCAL_RANK") or settings.rank)
+            world = GroupWorld(settings, gpu)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # for sums, which do not depend on it
     try:
         device = jax.local_devices()[0]
@@ -50,7 +62,7 @@ def prepare(wanted: str | None, where: str) -> jax.Device:
         raise UsageError(f"{where}: JAX has no device: {error}") from None
     if wanted and (device.platform == "cpu") != (wanted == "cpu"):
         raise UsageError(f"{where}: JAX runs on {device.platform} already, not on {wanted}; call pj.init() first")
-    return device
+    return device, world
 
 
 def _begun() -> bool:
@@ -86,6 +98,11 @@ def fingerprint(settings: Settings, exact: str, device: jax.Device, **more: str)
     job = _JOB | {key for key in entries if key.startswith("state")}
     soft = frozenset() if exact == BITS else entries.keys() - job
     return tuple(sorted((SOFT + key if key in soft else key, value) for key, value in entries.items()))
+
+
+def strict(key: str) -> bool:
+    """Whether an entry of a fingerprint must be the same on all ranks of a group."""
+    return key.removeprefix(SOFT) not in ("cpu", "device")
 
 
 def _cpu() -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planaria.core.tree import Node, merge_plan
 from planaria.exchange.layout import Layout
-from planaria.jax.views import pieces, settle, view
+from planaria.jax.views import Place, numel_of, pieces, settle, shape_of, view
 
 
 @dataclass(slots=True, eq=False)
@@ -30,13 +30,15 @@ class Sum:
 
 
 class Sums:
-    """Of the shards that this rank has computed for the current step. ``shapes`` are those of the gradient's leaves.
-    ``merge=False`` keeps every shard's apart, for reductions that encode each of them for itself."""
+    """Of the shards that this rank has computed for the current step. ``places``: of the pieces of each of a gradient's
+    leaves that this process's devices hold, which are what is held here, and exchanged with the same rank of other
+    groups. ``merge=False`` keeps every shard's apart, for reductions that encode each of them for itself."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], shards: int, merge: bool, device: torch.device) -> None:
+    def __init__(self, places: Sequence[Sequence[Place]], shards: int, merge: bool, device: torch.device) -> None:
         self.shards = shards
-        self.shapes = list(shapes)
-        self.layout = Layout([_numel(shape) for shape in shapes])
+        self._places = [(index, place) for index, each in enumerate(places) for place in each]
+        self._shapes = [shape_of(place) for _, place in self._places]
+        self.layout = Layout([numel_of(place) for _, place in self._places])
         self._merge = merge
         self._device = device
         self._held: dict[Node, Sum] = {}
@@ -76,10 +78,10 @@ class Sums:
         """Hold those of ``shard``, which may still have to be computed: waits for them."""
         merges = merge_plan(self._held, shard, self.shards) if self._merge else ()
         own = self._free.pop() if self._free else self._new()
-        for slot, shape, gradient in zip(self.layout.slots, self.shapes, gradients, strict=True):
-            target = own.buckets[slot.bucket][slot.offset : slot.offset + slot.numel].view(shape)
-            for place, data in pieces(gradient):
-                target[tuple(slice(*each) for each in place)].copy_(view(data))
+        found = [((index, place), data) for index, each in enumerate(gradients) for place, data in pieces(each)]
+        for slot, shape, where, (place, data) in zip(self.layout.slots, self._shapes, self._places, found, strict=True):
+            assert place == where
+            own.buckets[slot.bucket][slot.offset : slot.offset + slot.numel].view(shape).copy_(view(data))
         settle(self._device)
         node = Node(shard, shard + 1)
         for merge in merges:
@@ -107,7 +109,3 @@ class Sums:
 
     def _new(self) -> Sum:
         return Sum([torch.empty(n, dtype=torch.float32, device=self._device) for n in self.layout.buckets])
-
-
-def _numel(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()

@@ -11,20 +11,22 @@ import jax
 from planaria.core.messages import Policy, Ready
 from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
-from planaria.jax.backend import fingerprint, prepare
+from planaria.jax.backend import fingerprint, prepare, strict
 from planaria.jax.checkpoint import Checkpoints
 from planaria.jax.programs import Programs, Update
-from planaria.jax.state import State
+from planaria.jax.state import State, said
 from planaria.jax.step import Step
 from planaria.jax.worker import Worker
-from planaria.jax.world import SoleWorld
+from planaria.jax.world import Sameness, SoleWorld
 from planaria.rank import promise
 from planaria.rank.durable import read_schedule
+from planaria.rank.fingerprint import Prints, combined, of_group
 from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
 from planaria.wire.page import ProgressPage
 
+MOST_SEED = 1 << 63
 # What `planaria run` can ask of a PyTorch script, and not of this front.
 _UNKNOWN = {
     "PLANARIA_BUDDY": "--buddy",
@@ -36,8 +38,9 @@ _UNKNOWN = {
 class Job(Place):
     """This process's part in the job. Made by ``init``."""
 
-    def __init__(self, settings: Settings, device: jax.Device, exact: str) -> None:
+    def __init__(self, settings: Settings, device: jax.Device, world: SoleWorld, exact: str) -> None:
         self.settings = settings
+        self._world = world
         self.device = device
         self.exact = exact
         self._state: State | None = None
@@ -46,6 +49,16 @@ class Job(Place):
         if settings.directory is not None:
             settings.directory.mkdir(parents=True, exist_ok=True)
             self._page = ProgressPage.create(settings.directory / "progress")
+
+    @property
+    def rank(self) -> int:
+        """This process's number in its group."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Processes in a group."""
+        return self._world.size
 
     @property
     def state(self) -> Any:
@@ -85,35 +98,53 @@ class Job(Place):
         """
         if self._state is not None:
             raise UsageError("job.steps can be called once; put all steps into one loop")
+        if not callable(update):
+            raise UsageError(f"job.steps was given {said(update)} as its update; it needs update(state, gradients)")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
+        if self._schedule is not None and self.world_size > 1:
+            raise UsageError(
+                f"{self.settings.where}: groups of several processes save no checkpoints yet; leave it out, "
+                "or give each group one process with several devices"
+            )
         self._state = held = State(state, self.device)
-        world = SoleWorld()
-        session = Session(self.settings, world, self._page, held)
-        programs = Programs(held, update)
+        session = Session(self.settings, self._world, self._page, held)
+        same = Sameness(self.settings, session.gather)
+        programs = Programs(held, update, same.programs)
 
-        def introduce(address: str, joins: bool, looks: bool) -> Ready:
-            more = {"layout": held.layout, "steps": str(total), "program": programs.digest, **held.describe()}
+        def prints(**more: str) -> Prints:
+            """Of the group: all its ranks do this together."""
+            layout = held.layout if self.world_size == 1 else f"{self.world_size} processes, {held.layout}"
+            more |= {"layout": layout, "steps": str(total), **held.describe()}
             if self.settings.check_state:
                 more["checks"] = str(self.settings.check_state)
-            prints = fingerprint(self.settings, self.exact, self.device, **more)
+            return of_group(fingerprint(self.settings, self.exact, self.device, **more), session.gather, strict)
+
+        def introduce(address: str, joins: bool, looks: bool) -> Ready:
+            mine = prints(program=programs.digest)
             start, saves = 0, worker.checkpoints is not None
             if worker.checkpoints is not None:
-                worker.checkpoints.prints = prints
+                worker.checkpoints.prints = mine
                 if self.settings.founder:
                     start, metrics = worker.checkpoints.resume()
                     worker.metrics = dict(metrics)
-            initial = held.digest() if self.settings.founder or not saves else ""
+            initial = ""
+            if self.settings.founder or not saves:
+                initial = combined([each.decode() for each in session.gather(held.digest().encode())])
             damaged = worker.checkpoints.damaged if worker.checkpoints is not None else 0
             return Ready(
-                session.member, address, prints, initial, self.shards, total,
+                session.member, address, mine, initial, self.shards, total,
                 step=start, saves=saves, damaged=damaged,
             )  # fmt: skip
+
+        if self.world_size > 1:  # before any of them waits for another in a program
+            prints()
+            same.states(held.shared())
 
         worker = Worker(session, held, programs, lambda: session.start(introduce))
         if self._schedule is not None:
             worker.checkpoints = Checkpoints(
-                self._schedule, self.settings, world, held, total, lambda: session.member, session.gather,
+                self._schedule, self.settings, self._world, held, total, lambda: session.member, session.gather,
                 session.tell, lambda: worker.metrics,
             )  # fmt: skip
         return self._loop(worker)
@@ -169,14 +200,11 @@ def init(
             raise UsageError(f"{settings.where}: planaria.jax cannot do {option}; leave it out")
     if settings.recheck:
         raise UsageError(f"{settings.where}: planaria.jax cannot do --recheck; leave it out")
-    if settings.world_size > 1:
-        raise UsageError(
-            f"{settings.where}: a group of planaria.jax is one process, not {settings.world_size}; give it several "
-            "devices, and leave out --nproc-per-group and --nnodes"
-        )
-    chosen = prepare(os.environ.get("PLANARIA_DEVICE") or device, settings.where)
+    if seed >= MOST_SEED:
+        raise UsageError(f"{settings.where}: seed must be below 2**63, of which JAX makes keys, not {seed}")
+    chosen, world = prepare(os.environ.get("PLANARIA_DEVICE") or device, settings)
     promised = promise.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen.platform == "cpu")
-    job = Job(settings, chosen, promised)
+    job = Job(settings, chosen, world, promised)
     if settings.socket is not None and chosen.platform != "cpu":
         import torch
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from planaria.errors import UsageError
 from planaria.exchange.layout import Layout
-from planaria.jax.state import State
-from planaria.jax.views import SHARED, over
+from planaria.jax.spread import Spread
+from planaria.jax.state import State, said
+from planaria.jax.views import SHARED
 
 Gradient = Callable[[Any, Any, Array], tuple[Any, Any]]
 Update = Callable[[Any, Any], Any]
@@ -28,9 +29,12 @@ MOST = 8
 
 
 class Programs:
-    """Of one job."""
+    """Of one job. ``compare(name, text)`` raises UsageError if other processes of the group are about to run another
+    program: they would wait for each other for ever."""
 
-    def __init__(self, state: State, update: Update) -> None:
+    def __init__(self, state: State, update: Update, compare: Callable[[str, str], None]) -> None:
+        self.spread: Spread  # of the gradients, once there is one
+        self._compare = compare
         self._state = state
         self._update = update
         self._gradients: dict[Gradient, Any] = {}  # by the script's function: what jax.jit made of it
@@ -43,8 +47,18 @@ class Programs:
 
     def gradient(self, function: Gradient, batch: Any, key: Array, dry: bool) -> tuple[Any, Any]:
         """What the script's function gives for a shard, not waited for."""
-        program = self._gradients.get(function)
+        try:
+            program = self._gradients.get(function)
+        except TypeError:
+            raise UsageError(
+                f"the function given to step.grad, {said(function)}, cannot be hashed, so jax.jit cannot "
+                "tell it from others; give it a function (that calls the object, and is made once)"
+            ) from None
         if program is None:
+            if not callable(function):
+                raise UsageError(
+                    f"step.grad was given {said(function)} as its function; it needs function(state, batch, key)"
+                )
             if len(self._gradients) == MOST:
                 raise UsageError(
                     f"step.grad was given {MOST + 1} different functions; each is compiled anew. Make the function "
@@ -54,7 +68,7 @@ class Programs:
             self._gradients[function] = program
         tree = self._state.tree
         if dry:
-            self._texts[f"gradient {len(self._gradients)}"] = _digest(program.trace(tree, batch, key).lower())
+            self._note(f"gradient {len(self._gradients)}", program.trace(tree, batch, key))
         result = program(tree, batch, key)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise UsageError(
@@ -71,17 +85,13 @@ class Programs:
             if not found:
                 raise UsageError("a shard's gradients are an empty pytree; there is nothing to train")
             self._tree, self._like = tree, like
+            self.spread = Spread([leaf for _, leaf in found], self._state.everywhere, [keystr(p) for p, _ in found])
         if tree != self._tree or like != self._like:
             both = zip(found, like, self._like, strict=False)
             differ = [keystr(path) for (path, _), one, other in both if one != other]
             what = ", ".join(differ[:5]) or f"their structure: {tree} and {self._tree}"
             raise UsageError(f"the gradients of this shard are not like those before, at {what}")
-        return [leaf for _, leaf in found]
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Of a gradient's leaves."""
-        return [shape for shape, _ in self._like]
+        return self.spread.like([leaf for _, leaf in found])
 
     # --- the update ------------------------------------------------------------------------------------------
 
@@ -93,8 +103,8 @@ class Programs:
     def try_out(self, layout: Layout, buckets: Sequence[Tensor]) -> None:
         """Compile the update by running it on a copy of the state."""
         copy = [jax.device_put(jnp.copy(leaf), leaf.sharding) for leaf in self._state.leaves]
-        flats = self._flats(buckets)
-        self._texts["update"] = _digest(self._program(layout).trace(copy, flats).lower())
+        flats = self.spread.flats(layout, buckets)
+        self._note("update", self._program().trace(copy, flats))
         self._run(copy, layout, buckets)
 
     @property
@@ -103,24 +113,22 @@ class Programs:
         text = " ".join(f"{name} {text}" for name, text in sorted(self._texts.items()))
         return xxhash.xxh3_64_hexdigest(text.encode())
 
+    def _note(self, name: str, traced: Any) -> None:
+        self._texts[name] = text = xxhash.xxh3_64_hexdigest(traced.lower().as_text().encode())
+        self._compare(name, text)
+
     def _run(self, leaves: list[Array], layout: Layout, buckets: Sequence[Tensor]) -> list[Array]:
-        made: list[Array] = self._program(layout)(leaves, self._flats(buckets))
+        made: list[Array] = self._program()(leaves, self.spread.flats(layout, buckets))
         jax.block_until_ready(made)
         return made
 
-    def _flats(self, buckets: Sequence[Tensor]) -> list[Array]:
-        return [jax.device_put(over(bucket), self._state.everywhere) for bucket in buckets]
-
-    def _program(self, layout: Layout) -> Any:
+    def _program(self) -> Any:
         if self._compiled is None:
-            state, like, tree, update = self._state, self._like, self._tree, self._update
+            state, spread, tree, update = self._state, self.spread, self._tree, self._update
 
             def body(leaves: list[Array], flats: list[Array]) -> list[Array]:
-                parts = [
-                    flats[slot.bucket][slot.offset : slot.offset + slot.numel].reshape(shape).astype(dtype)
-                    for slot, (shape, dtype) in zip(layout.slots, like, strict=True)
-                ]
-                return _checked(state, update(state.treedef.unflatten(leaves), tree.unflatten(parts)))
+                mean = tree.unflatten(spread.cut(flats))
+                return _checked(state, update(state.treedef.unflatten(leaves), mean))
 
             self._compiled = jax.jit(body, donate_argnums=0, out_shardings=state.shardings)
         return self._compiled
@@ -160,7 +168,3 @@ def _dtype(path: str, leaf: Any) -> np.dtype:
             f"the gradient at {path or 'the root'} is {dtype}, which cannot be added up; cast it to float32"
         )
     return jnp.dtype(dtype)
-
-
-def _digest(lowered: Any) -> str:
-    return xxhash.xxh3_64_hexdigest(lowered.as_text().encode())

@@ -23,7 +23,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from torch import Tensor
 
 from planaria.errors import ProtocolError, UsageError
-from planaria.jax.views import Place, from_bytes, pieces, view
+from planaria.jax.views import Place, from_bytes, pieces, place_of, put, view
 
 VERSION = 1
 MAX_PROBLEMS = 5  # that a message lists
@@ -40,7 +40,7 @@ class Leaf:
     dtype: str
     shape: tuple[int, ...]
     random: str  # the kind of generator, of a key; else empty
-    places: tuple[Place, ...]  # of the pieces that the group's devices hold, replicas once
+    places: tuple[Place, ...]  # of the pieces that this process's devices hold, replicas once
 
     def to_list(self) -> list[Any]:
         return [self.path, self.dtype, list(self.shape), self.random, [list(map(list, each)) for each in self.places]]
@@ -54,16 +54,22 @@ class Leaf:
 
     @property
     def form(self) -> str:
-        spread = f" in {len(self.places)} pieces" if len(self.places) > 1 else ""
+        return self.in_pieces(len(self.places))
+
+    def in_pieces(self, count: int) -> str:
+        """In words, if the group has it in so many pieces."""
+        spread = f" in {count} pieces" if count > 1 else ""
         return f"{self.dtype}{list(self.shape)}{' key ' + self.random if self.random else ''}{spread}"
 
 
 class State:
-    """The living state of a group. ``leaves`` are replaced by every step; what they are like never changes.
+    """The living state of a group, or this process's part in it. ``leaves`` are replaced by every step; what they are
+    like never changes.
 
     Every leaf of ``tree`` is copied (steps donate their memory), made strong in type and committed to where it lies:
     weak types, and arrays that lie nowhere in particular, would each be another program. Python's numbers become
-    arrays. Raises UsageError naming the path of anything else.
+    arrays. If the group has several processes, what is not spread over all their devices must be the same on each of
+    them. Raises UsageError naming the path of anything else.
     """
 
     def __init__(self, tree: Any, device: jax.Device) -> None:
@@ -81,7 +87,7 @@ class State:
     def _settled(self, path: str, leaf: Any) -> Array:
         if not isinstance(leaf, KINDS):
             raise UsageError(
-                f"{path} is {_said(leaf)}; a state can hold arrays and numbers only. Keep the rest out of "
+                f"{path} is {said(leaf)}; a state can hold arrays and numbers only. Keep the rest out of "
                 "it (equinox.partition(model, equinox.is_array), flax.nnx.split(model), a TrainState's params and "
                 "opt_state)"
             )
@@ -92,12 +98,10 @@ class State:
             raise UsageError(
                 f"{path} is the {what}, of which JAX makes no array (integers have 32 bits in it)"
             ) from None
-        if not array.is_fully_addressable:
-            raise UsageError(f"{path} is spread over several processes; a group is one process (with any devices)")
         if _is_key(array):  # its numbers have a dimension more; put as a healing puts them
             return _keys_of(jnp.copy(_numbers(array)), str(jax.random.key_impl(array)), self._everywhere)
         where = array.sharding if isinstance(array.sharding, NamedSharding) else self._everywhere
-        return jax.device_put(jnp.copy(jax.lax.convert_element_type(array, array.dtype)), where)
+        return put(jnp.copy(jax.lax.convert_element_type(array, array.dtype)), where)
 
     @property
     def tree(self) -> Any:
@@ -126,14 +130,35 @@ class State:
     def describe(self) -> dict[str, str]:
         """What the leaves are, by path, for the fingerprint: two groups that differ are told where. Of large trees the
         paths are cut, all as short as it needs, and digests stand for what is below."""
-        below: dict[str, list[Leaf]] = {}
+        below: dict[str, list[tuple[str, str]]] = {}
+        forms = [kind.in_pieces(len(each)) for kind, each in zip(self.kinds, self._holders(), strict=True)]
         for depth in range(max(map(len, self.keys)), -1, -1):
             below = {}
-            for keys, kind in zip(self.keys, self.kinds, strict=True):
-                below.setdefault(f"state{keystr(keys[:depth])}", []).append(kind)
+            for keys, path, form in zip(self.keys, self.paths, forms, strict=True):
+                below.setdefault(f"state{keystr(keys[:depth])}", []).append((path, form))
             if len(below) <= MOST_ENTRIES and max(map(len, below)) <= LONGEST:
                 break
-        return {name: _summed(name, kinds) for name, kinds in below.items()}
+        return {name: _summed(name, leaves) for name, leaves in below.items()}
+
+    def _holders(self) -> list[dict[Place, set[int]]]:
+        """Of each leaf: the processes that have a piece of it, by its place."""
+        found = []
+        for leaf in map(_numbers, self.leaves):
+            holders: dict[Place, set[int]] = {}
+            for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
+                holders.setdefault(place_of(index or (), leaf.shape), set()).add(_process_of(device))
+            found.append(holders)
+        return found
+
+    def shared(self) -> dict[str, str]:
+        """Of every piece that other processes of the group have as well: a digest of its bytes, by the piece's name."""
+        both = zip(self.paths, self.leaves, self._holders(), strict=True)
+        return {
+            path if len(holders) == 1 else f"{path}{list(place)}": xxhash.xxh3_64_hexdigest(_bytes_of(data))
+            for path, leaf, holders in both
+            for place, data in pieces(_numbers(leaf))
+            if len(holders[place]) > 1
+        }
 
     # --- for checkpoints -------------------------------------------------------------------------------------
 
@@ -193,28 +218,41 @@ class State:
         return facts
 
     def digest(self) -> str:
-        """xxh3_128 in hexadecimal over everything: equal for equal states, wherever they are."""
+        """xxh3_128 in hexadecimal over everything that this process has: equal for equal states, wherever they are."""
         hasher = xxhash.xxh3_128(json.dumps([kind.to_list() for kind in self.kinds]).encode())
         for leaf in self.leaves:
             for _, data in pieces(_numbers(leaf)):
-                hasher.update(view(data).cpu().reshape(-1).view(torch.uint8).numpy().data)
+                hasher.update(_bytes_of(data))
         return hasher.hexdigest()
 
 
-def _summed(name: str, kinds: Sequence[Leaf]) -> str:
-    if [kind.path for kind in kinds] == [name]:
-        return kinds[0].form
-    return xxhash.xxh3_64_hexdigest("\n".join(f"{kind.path} {kind.form}" for kind in kinds).encode())
+def _summed(name: str, leaves: Sequence[tuple[str, str]]) -> str:
+    if [path for path, _ in leaves] == [name]:
+        return leaves[0][1]
+    return xxhash.xxh3_64_hexdigest("\n".join(map(" ".join, leaves)).encode())
+
+
+def _process_of(device: Any) -> int:
+    return int(device.process_index)
+
+
+def _bytes_of(data: Array) -> memoryview:
+    return view(data).cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _everywhere(leaves: Sequence[Any], device: jax.Device) -> Sharding:
     placed = [leaf.sharding for leaf in leaves if isinstance(leaf, Array)]
     meshes = {each.mesh for each in placed if isinstance(each, NamedSharding)}
-    if not meshes:
-        return SingleDeviceSharding(device)
     if len(meshes) > 1:
         raise UsageError(f"the arrays of the state are on {len(meshes)} different meshes; put all of them on one")
-    return NamedSharding(meshes.pop(), PartitionSpec())
+    mesh = meshes.pop() if meshes else None
+    if jax.process_count() > 1 and (mesh is None or {*mesh.devices.flat} != {*jax.devices()}):
+        raise UsageError(
+            f"no array of the state is on a mesh of all {len(jax.devices())} devices of this group, which has "
+            f"{jax.process_count()} processes: put the arrays on one (jax.make_mesh, NamedSharding); those that are on "
+            "none are taken to be whole on each device"
+        )
+    return SingleDeviceSharding(device) if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def _is_key(leaf: Array) -> bool:
@@ -227,7 +265,7 @@ def _numbers(leaf: Array) -> Array:
 
 def _keys_of(numbers: Array, kind: str, everywhere: Sharding) -> Array:
     """Keys, whole on each device of the group."""
-    return jax.random.wrap_key_data(jax.device_put(numbers, everywhere), impl=kind)
+    return jax.random.wrap_key_data(put(numbers, everywhere), impl=kind)
 
 
 def _kind(path: str, leaf: Array) -> Leaf:
@@ -241,11 +279,11 @@ def _rebuilt(kind: Leaf, sharding: Sharding, everywhere: Sharding, parts: dict[P
     dtype = jnp.dtype(kind.dtype)
     if kind.random:
         (data,) = parts.values()
-        numbers = from_bytes(data, dtype, kind.shape, next(iter(sharding.device_set)))
+        numbers = from_bytes(data, dtype, kind.shape, next(iter(sharding.addressable_devices)))
         return _keys_of(numbers, kind.random, everywhere)
     arrays = []
     for device, index in sharding.addressable_devices_indices_map(kind.shape).items():
-        place: Place = tuple(each.indices(size)[:2] for each, size in zip(index or (), kind.shape, strict=True))
+        place = place_of(index or (), kind.shape)
         shape = tuple(stop - start for start, stop in place)
         arrays.append(from_bytes(parts[place], dtype, shape, device))
     return jax.make_array_from_single_device_arrays(kind.shape, sharding, arrays)
@@ -277,6 +315,7 @@ def misfit(there: Sequence[Leaf], here: Sequence[Leaf], whose: str) -> str:
     )
 
 
-def _said(leaf: Any) -> str:
+def said(leaf: Any) -> str:
+    """Of what type it is, in words."""
     name = type(leaf).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

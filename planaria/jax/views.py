@@ -7,6 +7,7 @@ GPU XLA refuses, on a CPU it silently copies). What comes the other way is copie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array
+from jax.sharding import Sharding
 from torch import Tensor
 
 # Both sides know them as such; of other types (int4, rare kinds of fp8) only the bytes travel, by way of the host.
@@ -30,13 +32,33 @@ Place = tuple[tuple[int, int], ...]
 
 
 def pieces(array: Array) -> Iterator[tuple[Place, Array]]:
-    """What the devices of this process hold of an array, replicas once: where in the array, and what. Ascending."""
-    found = {_place(s.index, array.shape): s.data for s in array.addressable_shards if s.replica_id == 0}
+    """What the devices of this process hold of an array, replicas once: where in the array, and what. Ascending. The
+    same places at the same rank of every group, for these lay their arrays out alike."""
+    found: dict[Place, Array] = {}
+    for shard in array.addressable_shards:
+        found.setdefault(place_of(shard.index, array.shape), shard.data)
     return iter(sorted(found.items(), key=lambda item: item[0]))
 
 
-def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> Place:
+def put(array: Array, where: Sharding) -> Array:
+    """``array``, at ``where``. What a process has for itself is taken for what all processes of the group have, and to
+    be whole everywhere: JAX would compare it first, by a collective."""
+    if where.is_fully_addressable or not array.is_fully_addressable:
+        return jax.device_put(array, where)
+    mine = [jax.device_put(array, device) for device in where.addressable_devices_indices_map(array.shape)]
+    return jax.make_array_from_single_device_arrays(array.shape, where, mine)
+
+
+def place_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Place:
     return tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
+
+
+def shape_of(place: Place) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in place)
+
+
+def numel_of(place: Place) -> int:
+    return math.prod(shape_of(place))
 
 
 def view(array: Array) -> Tensor:

@@ -29,6 +29,7 @@ from planaria.jax.gradients import Sums
 from planaria.jax.programs import Gradient, Programs
 from planaria.jax.state import State
 from planaria.jax.views import settle
+from planaria.rank.fingerprint import combined
 from planaria.rank.gauges import Gauges, smoothed
 from planaria.rank.journal import Journal
 from planaria.rank.nonfinite import stop_on_nonfinite
@@ -110,7 +111,7 @@ class Worker:
 
     def finish(self) -> None:
         """All steps are committed everywhere: tell the digest of the final state."""
-        self.digest = self.state.digest()
+        self.digest = combined([each.decode() for each in self.session.gather(self.state.digest().encode())])
         self._journal.result(self.step, self.digest, self.metrics)
         self._journal.close()
         self.session.show(Phase.FINISHED)
@@ -148,7 +149,7 @@ class Worker:
         yield 0
         if self._late is None:
             raise self._not_added(0)
-        self._sums = Sums(self._programs.shapes, self.settings.shards, self.settings.merges, self.state.device)
+        self._sums = Sums(self._programs.spread.places, self.settings.shards, self.settings.merges, self.state.device)
         self._collect()
         buckets = [self._sums.parts(bucket)[0] for bucket in range(len(self._sums.layout.buckets))]
         with self._told("while it tried a step"):
@@ -186,6 +187,10 @@ class Worker:
         """See Step.grad."""
         if self.shard is None:
             raise UsageError(f"{self.settings.where}: step.grad must be called in the body of step.shards()")
+        if self.session.world.size > 1:
+            # Never two programs at a time that wait for other processes: each needs a thread of XLA's for each device,
+            # and with all of them waiting in one program here and in another there, nobody gets on (seen).
+            self._collect()
         with self._told(f"step {self.step}, shard {self.shard}"):
             gradients, metrics = self._programs.gradient(function, batch, self.key(self.shard), self.dry)
         self.add(gradients, {} if metrics is None else metrics)
@@ -321,6 +326,7 @@ class Worker:
         """Give the state to members that need it, or take it; returns what puts it in place, and tells whether it is
         what it was when the roll was called."""
         if not order.receive:
+            self._journal.flush()  # who heals cannot write these lines, should this group be lost next
             if communicator.rank in order.sources:
                 header, tensors = self.state.capture({"metrics": self.metrics})
                 healing.serve(communicator, tensors, header, order.sources, order.healers)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from planaria.core.messages import NO_QUORUM, QuorumId
 
-# A killed rank loses at most this much of its log; its peers wrote the same lines.
+# A killed rank loses at most this much of its log; its peers wrote the same lines, but for those that have just healed:
+# ``flush`` before somebody heals.
 FLUSH_SECONDS = 0.5
 
 
@@ -30,9 +31,14 @@ class Journal:
         line = {"step": step, "shards": shards, "at": round(time.time(), 6), **metrics}
         with suppress(OSError):  # the disk is full: training goes on
             self._file.write(json.dumps(line) + "\n")
-            now = time.monotonic()
-            if now - self._flushed > FLUSH_SECONDS:
-                self._flushed = now
+            if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                self.flush()
+
+    def flush(self) -> None:
+        """What was committed so far is to be found, whatever becomes of this process."""
+        self._flushed = time.monotonic()
+        if self._file is not None:
+            with suppress(OSError):
                 self._file.flush()
 
     def result(self, step: int, digest: str, metrics: Mapping[str, float]) -> None:

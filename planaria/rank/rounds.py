@@ -9,7 +9,7 @@ stands or fell, an exchange that worked. A round puts that together, by rules th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from planaria.core.messages import NO_QUORUM, QuorumId
@@ -18,6 +18,9 @@ from planaria.errors import ProtocolError, UsageError
 # One size for all, so that a round is a single collective. Holds METRICS names and values and a sentence.
 NOTE_BYTES = 2048
 _LONGEST_TEXT = 150
+
+# Gives every rank's bytes to all, by rank; all are of the given length. How a front's ranks talk to each other.
+AllGather = Callable[[bytes, int], Sequence[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,19 @@ def agreed(notes: Sequence[Note]) -> Note:
         alike,
         doubtful,
     )
+
+
+def notes_of(all_gather: AllGather, note: Note) -> list[Note]:
+    """A round: everybody's note, by rank. Raises what ``all_gather`` raises."""
+    return [Note.decode(data) for data in all_gather(note.encode(), NOTE_BYTES)]
+
+
+def payloads_of(all_gather: AllGather, payload: bytes) -> list[bytes]:
+    """Everybody's payload, by rank; lengths may differ. Raises what ``all_gather`` raises."""
+    lengths = [int.from_bytes(each, "little") for each in all_gather(len(payload).to_bytes(8, "little"), 8)]
+    longest = max(*lengths, 1)
+    padded = all_gather(payload.ljust(longest, b"\0"), longest)
+    return [each[:length] for each, length in zip(padded, lengths, strict=True)]
 
 
 def _numbers(id: QuorumId) -> list[int]:

@@ -7,23 +7,22 @@ same job (model, shards, seed, settings).
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-from collections.abc import Callable
 
 import numpy
 import torch
 import xxhash
 
-from planaria.core.fingerprint import BY_RANK, SOFT
-from planaria.errors import UsageError
+from planaria.core.fingerprint import SOFT
 from planaria.rank.promise import BITS
 from planaria.rank.settings import Settings
 from planaria.torch.state import ProtectedState
 
 # Entries that say what the job is: a difference is always refused.
 _JOB = frozenset({"checks", "exact", "layout", "model", "policy", "reduction", "seed", "shards", "steps", "sync"})
+# What the ranks of a group have in common. The stages of a pipeline hold different parts of the model.
+ALIKE = _JOB - {"model"}
 
 
 def fingerprint(state: ProtectedState, settings: Settings, exact: str, **more: str) -> tuple[tuple[str, str], ...]:
@@ -60,20 +59,6 @@ def fingerprint(state: ProtectedState, settings: Settings, exact: str, **more: s
         entries["nccl"] = " ".join([".".join(map(str, version)), *filter(None, chosen.values())])
     soft = frozenset() if exact == BITS else entries.keys() - _JOB
     return tuple(sorted((SOFT + key if key in soft else key, value) for key, value in entries.items()))
-
-
-def of_group(mine: tuple[tuple[str, str], ...], gather: Callable[[bytes], list[bytes]]) -> tuple[tuple[str, str], ...]:
-    """The fingerprint of a group: what all its ranks have in common, and a digest of what they have not (the stages of
-    a pipeline hold different parts of the model). ``gather`` hands every rank's bytes to all ranks."""
-    ranks = [dict(json.loads(each)) for each in gather(json.dumps(mine).encode())]
-    entries = {}
-    for key in sorted({key for rank in ranks for key in rank}):
-        values = [rank.get(key, "") for rank in ranks]
-        alike = len(set(values)) == 1
-        if not alike and key in _JOB - {"model"}:  # the stages of a pipeline have different parts of it
-            raise UsageError(f"the ranks of a group differ in {key} ({', '.join(values)}); it must be the same on all")
-        entries[key] = values[0] if alike else BY_RANK + xxhash.xxh3_64_hexdigest(json.dumps(values).encode())
-    return tuple(sorted(entries.items()))
 
 
 def _device(device: torch.device) -> str:

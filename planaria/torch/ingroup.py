@@ -26,7 +26,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from planaria.errors import CommunicatorError, PlanariaError
-from planaria.exchange.rendezvous import NEVER, RendezvousStore, connect, gloo_group
+from planaria.exchange.rendezvous import NEVER, RendezvousStore, gloo_group, reach
 from planaria.exchange.sockets import TABLE, Lines
 from planaria.exchange.waiting import Bell, Pending
 from planaria.torch.letting_go import let_go
@@ -39,10 +39,7 @@ IDLE = "planaria_idle"
 # started as a whole after so many lives.
 _FIRST_KIND, _KINDS = 64, 256
 _FULL = 0.75  # of the files that a process may have open; scripts need some, too
-# Ranks that meet again wait for one that may only be starting: as long as PyTorch gives ranks to meet at first. Whoever
-# is not there by then, though it lives, cannot be reached; then the group is started again as a whole.
-_MEETING = timedelta(minutes=10)
-_RETRY = 0.01  # seconds between tries to reach a store whose process may still be starting, or looks at a device
+_LOOK = 0.01  # seconds between looks at a device
 _THREADS = 2  # torch's own number for gloo: FSDP2 gathers and reduces at a time
 
 
@@ -187,7 +184,7 @@ class InGroup:
         rank = dist.get_rank()
         if rank == 0:
             self._store = RendezvousStore(os.environ["MASTER_ADDR"], port)
-        store = self._reach(f"{os.environ['MASTER_ADDR']}:{port}", cancelled)
+        store = reach(f"{os.environ['MASTER_ADDR']}:{port}", self._new_lines(), cancelled)
         found = []
         for group, ranks, number in _groups():
             names = [f"rank {each} of {name}" for each in ranks]
@@ -255,19 +252,9 @@ class InGroup:
                 work.wait()
             done = stream.record_event()
         while not done.query():  # ends with the abort at the latest
-            time.sleep(_RETRY)
+            time.sleep(_LOOK)
         if self._cut:
             raise CommunicatorError("no longer wanted")
-
-    def _reach(self, address: str, cancelled: Callable[[], bool]) -> Store:
-        lines, limit = self._new_lines(), time.monotonic() + _MEETING.total_seconds()
-        while True:
-            try:
-                return connect(address, _MEETING, lines)
-            except CommunicatorError:
-                if cancelled() or lines.is_cut or time.monotonic() > limit:
-                    raise
-                time.sleep(_RETRY)
 
 
 def _groups() -> Iterator[tuple[Any, tuple[int, ...], int]]:

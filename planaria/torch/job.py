@@ -18,6 +18,7 @@ from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
 from planaria.rank import promise
 from planaria.rank.durable import read_schedule
+from planaria.rank.fingerprint import combined, of_group
 from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
@@ -26,13 +27,13 @@ from planaria.torch import random as seeding
 from planaria.torch.buddies import Buddies, read_every
 from planaria.torch.checkpoints import Checkpoints
 from planaria.torch.clipping import clip_grad_norm_
-from planaria.torch.fingerprint import fingerprint, of_group
+from planaria.torch.fingerprint import ALIKE, fingerprint
 from planaria.torch.low_comm_settings import of_low_communication
 from planaria.torch.low_comm_worker import LowCommWorker
 from planaria.torch.own_loop import OwnLoop
 from planaria.torch.registered import MODEL, NAME, RegisteredPart
 from planaria.torch.rehearsal import Rehearsal, await_part, take
-from planaria.torch.state import ProtectedState, combined
+from planaria.torch.state import ProtectedState
 from planaria.torch.step import Step
 from planaria.torch.worker import Worker
 from planaria.torch.world import GroupWorld, choose_device, local_rank
@@ -329,7 +330,7 @@ class Job(Place):
 
         def introduce(address: str, joins: bool, looks: bool) -> Ready:
             """All ranks of the group do this together."""
-            prints, start, initial, kept = of_group(own, session.gather), 0, "", NO_QUORUM
+            prints, start, initial, kept = of_group(own, session.gather, ALIKE.__contains__), 0, "", NO_QUORUM
             if worker.checkpoints is not None:
                 worker.checkpoints.prints = prints
                 if joins:

@@ -24,6 +24,7 @@ from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import NonFiniteError, ProtocolError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange, decoded
+from planaria.rank.fingerprint import combined
 from planaria.rank.records import ABSENT, Exchanged, ShardRecord, mean_metrics
 from planaria.rank.session import Session
 from planaria.torch import random as seeding
@@ -32,7 +33,7 @@ from planaria.torch.catching_up import CatchUp, Missed
 from planaria.torch.checks import TrainableWatch
 from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
-from planaria.torch.state import ProtectedState, combined
+from planaria.torch.state import ProtectedState
 from planaria.torch.sync_part import SyncPart
 from planaria.torch.worker import Worker
 from planaria.wire import membership

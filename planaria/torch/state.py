@@ -274,11 +274,6 @@ class ProtectedState:
         return torch.device("cpu")
 
 
-def combined(digests: Sequence[str]) -> str:
-    """The digest of a group, of those of its ranks in order: of one rank, its own."""
-    return digests[0] if len(digests) == 1 else xxhash.xxh3_128_hexdigest(" ".join(digests).encode())
-
-
 def tensor_specs(manifest: bytes) -> list[TensorSpec]:
     """What the manifest's tensors look like on the wire, for who must make room for them: dtype, shape, device kind.
     Raises ProtocolError."""

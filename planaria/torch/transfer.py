@@ -10,15 +10,17 @@ from planaria.core.actions import Heal
 from planaria.core.messages import Phase
 from planaria.exchange import healing
 from planaria.exchange.communicator import Communicator
+from planaria.rank.journal import Journal
 from planaria.rank.session import Session
 from planaria.torch.catching_up import CatchUp
 from planaria.torch.state import ProtectedState, tensor_specs
 
 
 class Transfer:
-    """One per rank."""
+    """One per rank. ``journal``: of its commits."""
 
-    def __init__(self, session: Session, state: ProtectedState) -> None:
+    def __init__(self, session: Session, state: ProtectedState, journal: Journal) -> None:
+        self._journal = journal
         self.inside = False  # user code is in the loop's body
         self.healed: tuple[bytes, list[Tensor]] | None = None  # healed inside a body, which is void from then on
         self.phase = Phase.HEALING if state.registered is None else Phase.LOADING  # while state is taken or put
@@ -35,6 +37,7 @@ class Transfer:
             sources = sources[:1]
         catch_up = self.catch_up
         if not order.receive:
+            self._journal.flush()  # who heals cannot write these lines, should this group be lost next
             if communicator.rank not in sources:
                 return lambda: True
             with self._session.during(self.phase):

@@ -21,6 +21,7 @@ from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
+from planaria.rank.fingerprint import combined
 from planaria.rank.gauges import Gauges, smoothed
 from planaria.rank.journal import Journal
 from planaria.rank.nonfinite import stop_on_nonfinite
@@ -47,7 +48,7 @@ from planaria.torch.data import ShardedSource
 from planaria.torch.gradients import GradientStore
 from planaria.torch.rechecks import Rechecks
 from planaria.torch.scalars import check_names, recorded
-from planaria.torch.state import ProtectedState, combined
+from planaria.torch.state import ProtectedState
 from planaria.torch.transfer import Transfer
 from planaria.torch.unwinding import Pipelines, unwind
 
@@ -91,7 +92,7 @@ class Worker:
         self._present = self.settings.shards  # shards in the newest sum
         self._named = NO_QUORUM  # the planned quorum in this rank's newest control word
         self._gauges = Gauges(session)
-        self._transfer = Transfer(session, state)
+        self._transfer = Transfer(session, state, self.journal)
         self._settled = TrainableWatch(parameters)
         self._pipelines: Pipelines | None = None  # once the script has said that it outlives the loss of a rank
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planaria.errors import UsageError
 from planaria.exchange.waiting import Bell
-from planaria.rank.rounds import NOTE_BYTES, Note
+from planaria.rank.rounds import Note, notes_of, payloads_of
 from planaria.torch import ingroup
 
 # A round waits for the slowest rank of the group, which may be parked for hours. It ends with the group at the latest:
@@ -130,18 +130,11 @@ class GroupWorld:
 
     def round(self, note: Note) -> list[Note]:
         """Everybody's note, by rank. Raises RuntimeError if a rank of the group is lost."""
-        if self._rounds is None:
-            return [note]
-        return [Note.decode(data) for data in self._gather(note.encode(), NOTE_BYTES)]
+        return [note] if self._rounds is None else notes_of(self._gather, note)
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Everybody's payload, by rank; lengths may differ. Raises RuntimeError if a rank of the group is lost."""
-        if self._rounds is None:
-            return [payload]
-        lengths = [int.from_bytes(each, "little") for each in self._gather(len(payload).to_bytes(8, "little"), 8)]
-        longest = max(*lengths, 1)
-        padded = self._gather(payload.ljust(longest, b"\0"), longest)
-        return [each[:length] for each, length in zip(padded, lengths, strict=True)]
+        return [payload] if self._rounds is None else payloads_of(self._gather, payload)
 
     def _backend(self) -> str:
         # The CPU part is for rounds and whatever is on the host.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import pytest
 
 import planaria.jax as pj
 from tests.interruptions import interrupt
+
+HOME = str(Path(__file__).resolve().parents[2])
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +32,19 @@ def grad(state: Any, batch: Any, key: jax.Array) -> Any:
 
 def update(state: Any, gradients: Any) -> Any:
     return {"w": state["w"] - 0.5 * gradients, "n": state["n"] + 1}
+
+
+class WithoutHash:
+    """Equal by what it holds, so without a hash."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WithoutHash) and self.factor == other.factor
+
+    def __call__(self, *given: Any) -> Any:
+        return grad(*given)
 
 
 def train(update: Callable[..., Any] = update, grad: Callable[[], Any] = lambda: grad, steps: int = 3) -> Any:
@@ -71,6 +87,9 @@ def test_an_exchange_that_is_complete_counts_whatever_comes_then(monkeypatch: py
             {"grad": lambda: lambda s, *_: (s["w"].astype(jnp.float8_e5m2fnuz), None)},
             "the gradient at the root is float8",
         ),
+        ({"grad": lambda: WithoutHash(2.0)}, "a WithoutHash, cannot be hashed"),
+        ({"grad": lambda: 7}, "step.grad was given an int as its function"),
+        ({"update": 7}, "job.steps was given an int as its update"),
         ({"grad": lambda: lambda s, *_: (s["w"], s["w"])}, "metrics are a dict of scalars, not ArrayImpl"),
         ({"grad": lambda: lambda s, b, _: (s["w"] * jnp.inf, None)}, "step 0: the gradient is not finite"),
     ],
@@ -80,11 +99,35 @@ def test_what_is_refused(wrong: dict[str, Any], said: str) -> None:
         train(**wrong)
 
 
-@pytest.mark.parametrize(("name", "option"), [("PLANARIA_BUDDY", "--buddy"), ("WORLD_SIZE", "--nproc-per")])
-def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch, name: str, option: str) -> None:
-    monkeypatch.setenv(name, "2")
-    with pytest.raises(pj.UsageError, match=option):
+def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANARIA_BUDDY", "2")
+    with pytest.raises(pj.UsageError, match="--buddy"):
         pj.init()
+
+
+@pytest.mark.parametrize("seed", [2**63, 2**64, -1])
+def test_a_seed_of_which_no_key_is_made(seed: int) -> None:
+    with pytest.raises(pj.UsageError, match="seed must be"):
+        pj.init(seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("jnp.ones(3)", "this process can join no others any more; call pj.init() first"),
+        ("jax.distributed.initialize('127.0.0.1:1', 1, 0, initialization_timeout=1)", "leave it out"),
+        ("pass", "MASTER_PORT is not set, where the 2 processes of the group meet"),
+    ],
+)
+def test_a_process_that_cannot_meet_its_group(before: str, said: str) -> None:
+    if "distributed" in before:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            before = before.replace(":1'", f":{free.getsockname()[1]}'")
+    env = os.environ | {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": HOME}
+    text = f"import jax, jax.numpy as jnp; {before}; import planaria.jax as pj; pj.init(device='cpu')"
+    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=170)
+    assert said in done.stderr
 
 
 def test_another_device_than_the_one_that_is_wanted_is_refused() -> None:
@@ -95,7 +138,7 @@ def test_another_device_than_the_one_that_is_wanted_is_refused() -> None:
 
 def test_threads_cannot_be_pinned_too_late() -> None:
     env = {name: value for name, value in os.environ.items() if name != "NPROC"}
-    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    env["PYTHONPATH"] = HOME
     text = "import jax.numpy as jnp; jnp.ones(3); import planaria.jax as pj; pj.init()"
     done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=170)
     assert "call pj.init() first, or set NPROC=1" in done.stderr

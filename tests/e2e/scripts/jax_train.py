@@ -15,18 +15,22 @@ import planaria.jax as pj
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
-parser.add_argument("--devices", type=int, default=1, help="over which the first layer is spread")
+parser.add_argument(
+    "--devices", type=int, default=1, help="of a process; the first layer is spread over those of its group"
+)
 parser.add_argument("--width", type=int, default=32, help="of the layer in the middle")
 parser.add_argument("--pause", type=float, default=0, help="seconds that every shard takes longer")
-parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
+parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 (or rank 1) only")
 args = parser.parse_args()
 
 odd = args.odd if os.environ.get("PLANARIA_GROUP") == "1" else ""
+if "rank" in args.odd and os.environ.get("RANK") == "1":
+    odd = args.odd
 if odd == "version":
     jax.__version__ = "0.4.1"
 if args.devices > 1:
     jax.config.update("jax_num_cpu_devices", args.devices)
-job = pj.init(shards=6, seed=3)
+job = pj.init(shards=6, seed=4 if odd == "rank-seed" else 3)
 traces = {"grad": 0, "update": 0}
 optimizer = optax.adamw(optax.cosine_decay_schedule(1e-2, args.steps))
 
@@ -59,7 +63,7 @@ def grad(state, batch, key):
     value, gradients = jax.value_and_grad(loss)(state["params"])
     if args.odd == "callback":
         value = jax.pure_callback(complain, value, value)
-    return gradients, {"loss": value * (2.0 if odd == "program" else 1.0)}
+    return gradients, {"loss": value * (2.0 if odd in ("program", "rank-program") else 1.0)}
 
 
 def update(state, gradients):
@@ -75,11 +79,11 @@ def update(state, gradients):
 keys = jax.random.split(jax.random.key(5), 2)
 params = {
     "w": jax.random.normal(keys[0], (16, args.width)).astype(jnp.bfloat16),
-    "b": jnp.zeros(args.width),
+    "b": jnp.full(args.width, 1.0 if odd == "rank-state" else 0.0),
     "head": jax.random.normal(keys[1], (args.width, 4)),
 }
-if args.devices > 1:
-    mesh = jax.make_mesh((args.devices,), ("x",))
+if len(jax.devices()) > 1 and args.odd != "no-mesh":
+    mesh = jax.make_mesh((len(jax.devices()),), ("x",))
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
     params["w"] = jax.device_put(params["w"], spread)
 if odd == "state":
@@ -94,7 +98,10 @@ def load(index: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
 
 for step in job.steps(args.steps, state, update):
     for shard in step.shards():
-        step.grad(grad, load(step.index, shard))
+        if args.odd == "own-gradient":
+            step.add({name: jnp.zeros(2) for name in params})
+        else:
+            step.grad(grad, load(step.index, shard))
         time.sleep(args.pause)
         held = time.monotonic() + 0.5
         while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
