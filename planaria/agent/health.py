@@ -222,7 +222,7 @@ class Health:
                 if self._agent.moves.under_way(group):
                     self._replacing.add(group)
                 if drains:
-                    del self._damages[_place_of(reading)]
+                    self._damages.pop(_place_of(reading), None)
                 if reading.about_group or drains:
                     self._forget(reading.subject)
 

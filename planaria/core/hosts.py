@@ -107,9 +107,10 @@ class Hosts(Wishes):
                 self._start_draining(view, f"it moves to node {move.agent}", moved=True)
 
     def _start_draining(self, view: Group, reason: str = "", moved: bool = False) -> None:
-        if not moved and (move := self._moves.get(view.member.group)) is not None:
+        group = view.member.group
+        if not moved and (move := self._moves.pop(group, None)) is not None:
             self._send(move.agent, Host(move.member, off=True))
-            self._stays(view.member.group, "it leaves for good")
+            self._event("move", f"group {group} does not move: it leaves for good", group)
         super()._start_draining(view, reason, moved)
 
     def _begins_anew(self, view: Group, move: _Move) -> bool:

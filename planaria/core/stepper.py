@@ -190,7 +190,7 @@ class Stepper:
 
     def _standing(self) -> Standing:
         if self._wrong:  # it holds nothing that anybody should begin with, itself included
-            return Standing(NOTHING, settled=False)
+            return Standing(NOTHING, settled=False, seconds_per_shard=self._seconds)
         have = frozenset(self.have) if self.settled else frozenset()
         return Standing(self.step, self.settled, have, self.under, self._seconds, recounts=self._recounts)
 

@@ -151,7 +151,7 @@ def known_to_be_wrong() -> Stepper:
 def test_who_is_known_to_be_wrong_is_healed_when_the_job_goes_on_with_what_others_hold() -> None:
     """They were fenced, and what they hold is whole: also if there is only one of them, or theirs is older."""
     me = known_to_be_wrong()
-    assert me.next() == RollCall(id_of(3), Standing(NOTHING, False))
+    assert me.next() == RollCall(id_of(3), Standing(NOTHING, False, seconds_per_shard=0.1))
     for said in ([Standing(1, False, checksum=5)] * 2, [Standing(0, False), Standing(NOTHING, False)]):
         me = known_to_be_wrong()
         me.rolled(id_of(3), [said[0], Standing(NOTHING, False), said[1]])
