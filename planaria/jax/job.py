@@ -137,8 +137,8 @@ def init(
     device: str | None = None,
 ) -> Job:
     """Join the job that ``planaria run`` started; alone, be a job of one group. Call it before JAX makes an array: XLA
-    is pinned to one thread, unless NPROC says otherwise, because bits depend on the number of its threads. The processes
-    of a group that has several become one JAX world here (``jax.distributed``), whose devices are ``jax.devices()``.
+    is pinned to one thread, unless NPROC says otherwise, because bits depend on the number of its threads. And if a
+    group has several processes they become one JAX world (``jax.distributed``), of which ``jax.devices()`` has all.
 
     Args:
         shards: the global batch of every step is this many shards (V), whoever computes them. Part of what the
