@@ -41,7 +41,7 @@ def chaos(
     ] = ",".join(TARGETS),
     seed: Annotated[int, typer.Option(help="Of the schedule.")] = 0,
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU for every group, else cpu.")
+        str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU for every rank, else cpu.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Also train alone without faults, and compare.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole record here.")] = None,
@@ -196,15 +196,15 @@ def _check(script: Path, groups: int, kills: int, kinds: Sequence[Kind], nproc: 
         netns.require(groups)
 
 
-def device_for(console: Console, groups: int, partitions: bool) -> str | None:
-    """``cpu``, and a line that says so, if there are GPUs but not one for every group; else None: what there is.
+def device_for(console: Console, ranks: int, partitions: bool) -> str | None:
+    """``cpu``, and a line that says so, if there are GPUs but not one for every rank; else None: what there is.
     Groups in networks of their own are agents of their own, which would all take the same GPU."""
     if said := os.environ.get("PLANARIA_RUN_DEVICE"):
         return said  # the run would take it from there, and the quiet one must be like it
     found = len(find(os.environ).ids)
-    if not found or (found >= groups and not partitions):
+    if not found or (found >= ranks and not partitions):
         return None
-    why = "are not used where networks are cut" if partitions else f"here are {found}, too few for {groups} groups"
+    why = "are not used where networks are cut" if partitions else f"here are {found}, too few for {ranks} ranks"
     console.print(f"GPUs {why}: training on the CPU", soft_wrap=True)
     return "cpu"
 

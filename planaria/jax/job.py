@@ -90,7 +90,8 @@ class Job(Place):
 
         Args:
             state: any pytree of arrays and numbers, built alike on all groups: what peers give back. It is copied, so
-                the script may keep it. Arrays that are spread over devices (``NamedSharding``) stay so.
+                the script may keep it. Arrays that are spread over devices (``NamedSharding``) stay so; in a group of
+                several processes what is not is the same on all of them.
             update: ``update(state, gradients)``, the next state: jitted, with the old state's memory for the new one,
                 and called only when no failure can take the step back. ``gradients`` are the mean over all shards.
 
@@ -178,7 +179,8 @@ def init(
     device: str | None = None,
 ) -> Job:
     """Join the job that ``planaria run`` started; alone, be a job of one group. Call it before JAX makes an array: XLA
-    is pinned to one thread, unless NPROC says otherwise, because bits depend on the number of its threads.
+    is pinned to one thread, unless NPROC says otherwise, because bits depend on the number of its threads. And if a
+    group has several processes they become one JAX world (``jax.distributed``), of which ``jax.devices()`` has all.
 
     Args:
         shards: the global batch of every step is this many shards (V), whoever computes them. Part of what the

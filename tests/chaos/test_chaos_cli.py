@@ -91,6 +91,13 @@ def test_whatever_gpus_there_are(
     assert command.device_for(console, groups, partitions) == "cuda", "said so"
 
 
+def test_groups_of_so_many_processes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--nproc-per-group 0: a group has between 1 and"):
+        chaos(here(tmp_path), nproc_per_group=0)
+    with pytest.raises(UsageError, match="networks are cut for groups of one process only"):
+        chaos(here(tmp_path), nproc_per_group=2, kinds="kill,partition")
+
+
 def test_partitions_without_root_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="partitions need root"):

@@ -63,6 +63,16 @@ def test_a_quiet_run_is_a_job_of_one_with_the_same_shards(tmp_path: Path, monkey
     assert "['PLANARIA_DEVICE', 'PLANARIA_DIR', 'PLANARIA_SHARDS'] 1" in (tmp_path / "quiet" / "run.log").read_text()
 
 
+def test_a_quiet_run_of_groups_of_several_processes_is_a_run_of_one_group(tmp_path: Path) -> None:
+    text = TRAINS.replace("pt.init()", "pt.init(mesh={'tp': -1})")
+    what = replace(script(tmp_path, text), device="cpu", groups=3, nproc=2)
+    record = quiet_run(what, 4, tmp_path / "quiet", lambda: None)
+    assert (record.steps, [line.shards for line in record.lines]) == (3, [4, 4, 4])
+    assert record.digest
+    ranks = {str(page.parent.relative_to(tmp_path / "quiet")) for page in (tmp_path / "quiet").rglob("progress")}
+    assert ranks == {"rg0/i0", "rg0/i0/rank1"}
+
+
 def test_a_quiet_run_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(PlanariaError, match=r"(?s)exited with code 1.*ValueError: of all things"):
         quiet_run(script(tmp_path, "raise ValueError('of all things')"), 1, tmp_path / "q", lambda: None)
@@ -129,7 +139,9 @@ def test_the_command_line_of_a_run() -> None:
         assert command[command.index(option) + 1] == value
     assert not {"--shards", "--device"} & set(run_command(Script(Path("t.py")), Path("/logs"), []))
     command = run_command(Script(Path("t.py"), device="cpu"), Path("/logs"), [])
-    assert command[command.index("--device") + 1] == "cpu"
+    assert command[command.index("--device") + 1] == "cpu" and "--nproc-per-group" not in command
+    command = run_command(Script(Path("t.py"), nproc=2), Path("/logs"), [])
+    assert command[command.index("--nproc-per-group") + 1] == "2"
 
 
 def test_shards_are_those_of_full_strength() -> None:

@@ -18,6 +18,16 @@ def test_lines_and_result(tmp_path: Path) -> None:
     assert not (tmp_path / "result.json.new").exists()
 
 
+def test_what_is_flushed_is_there_whatever_comes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.commit(0, 8, {})
+    journal.flush()
+    journal.commit(1, 8, {})
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0]
+    journal.close()
+    journal.flush()
+
+
 def test_floats_keep_their_bits(tmp_path: Path) -> None:
     value = 0.1 + 0.2
     journal = Journal(tmp_path)
