@@ -15,7 +15,7 @@ from planaria.core.liveness import HEARTBEAT
 from planaria.core.messages import Event, Hello, Order, Publish, Report, Synced, Welcome
 from planaria.errors import ProtocolError, UsageError
 from planaria.wire import control_pb2 as pb
-from planaria.wire.channel import leader_in, open_channel, split_addresses
+from planaria.wire.channel import CONNECT_SECONDS, leader_in, open_channel, split_addresses
 from planaria.wire.checks import clip
 from planaria.wire.codec import decode_order, encode_report
 from planaria.wire.control_pb2_grpc import LighthouseStub
@@ -28,6 +28,9 @@ from planaria.wire.token import metadata
 # between streams that a reachable lighthouse ends again: from hardly noticeable to one heartbeat, for a
 # lighthouse that is up decides on heartbeats.
 _PAUSE = (0.05, 1.0)
+# Of several lighthouses, one that stands still (its kernel still takes connections) is soon left for the next. One that
+# only is slow must not be left so for ever: after every try that was too short the next may take twice as long.
+_CONNECT = (0.1, CONNECT_SECONDS)
 # A second of silence after the start is normal for a lighthouse that starts too; after three, people want to know.
 _UNREACHABLE_AFTER = 3.0
 # People who look at a job that does not begin should not have to wait for the reason, nor drown in it.
@@ -73,6 +76,7 @@ class Link:
         self._gone = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._shown: Pem | None = None  # the credentials that it was opened with
+        self._connect: dict[str, float] = {}  # seconds for the newest try of each, since one was heard
         self._leads = ""  # where a lighthouse that stands by said that another one leads
         self._stale_noted = 0
         self._refusals: set[str] = set()  # noted since the link was up last
@@ -88,7 +92,7 @@ class Link:
         self._named = addresses
         self.addresses = split_addresses(addresses)
         self.address = self.addresses[0]
-        self._channel, self._shown = open_channel(self.address), _shown()
+        self._channel, self._shown = self._made(self.address), _shown()
         watchdog = asyncio.get_running_loop().create_task(self._watch_silence())
         try:
             pause = 0.0
@@ -126,13 +130,19 @@ class Link:
     async def _open(self, address: str) -> None:
         """A new channel in place of the one that there is."""
         try:
-            made, shows = open_channel(address), _shown()
+            made, shows = self._made(address), _shown()
         except UsageError as error:  # credentials that are half replaced, or have expired: perhaps later
             self._refused(str(error))
             return
         assert self._channel is not None
         old, self._channel, self._shown, self.address = self._channel, made, shows, address
         await old.close(None)
+
+    def _made(self, address: str) -> grpc.aio.Channel:
+        if len(self.addresses) == 1:
+            return open_channel(address)
+        self._connect[address] = min(max(2 * self._connect.get(address, 0.0), _CONNECT[0]), _CONNECT[1])
+        return open_channel(address, connect=self._connect[address])
 
     async def leave(self, job: str) -> tuple[Event, ...]:
         """End the stream when all that was told has been taken in; the events of the job that the lighthouse keeps.
@@ -269,6 +279,7 @@ class Link:
 
     def _up(self) -> None:
         self.up.set()
+        self._connect.clear()
         self._refusals.clear()
         self._on_note("link", f"connected to the lighthouse at {self.address}")
 

@@ -29,6 +29,8 @@ _PONG_MS = 2_000
 # to the load by connecting again (seen: "Internal error from Core" at a thousand agents at once). So this only frees
 # what the dead have left.
 _PATIENT_MS = 20_000
+# How long one try to connect may take, with the handshakes of a slow line or of a busy machine: one heartbeat.
+CONNECT_SECONDS = 1.0
 
 _LIMITS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -56,7 +58,6 @@ _CLIENT = [
     # Back-off of reconnecting. A lighthouse restarts in well under a second, so the first retry comes soon;
     # the longest pause is that of one heartbeat, for nobody waits for us and a thousand agents are no load.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 _SERVER = [
@@ -111,21 +112,24 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def open_channel(address: str, *roles: Role) -> grpc.aio.Channel:
+def open_channel(address: str, *roles: Role, connect: float = CONNECT_SECONDS) -> grpc.aio.Channel:
     """An asyncio channel to a lighthouse, in the first of ``roles`` for which there are credentials, if there are any;
-    it connects lazily and reconnects by itself, but with the files as they are now. The caller closes it."""
+    it connects lazily and reconnects by itself, but with the files as they are now. The caller closes it. ``connect``:
+    seconds for one try to connect, at least."""
+    common = _client(connect)
     if (credentials := Credentials.given(roles or (Role.AGENT,))) is None:
-        return grpc.aio.insecure_channel(_target(address), options=_CLIENT)
+        return grpc.aio.insecure_channel(_target(address), options=common)
     made, options = credentials.channel()
-    return grpc.aio.secure_channel(_target(address), made, options=[*_CLIENT, *options])
+    return grpc.aio.secure_channel(_target(address), made, options=[*common, *options])
 
 
 def open_sync_channel(address: str, *roles: Role) -> grpc.Channel:
     """The same as a blocking channel, for commands."""
+    common = _client(CONNECT_SECONDS)
     if (credentials := Credentials.given(roles)) is None:
-        return grpc.insecure_channel(_target(address), options=_CLIENT)
+        return grpc.insecure_channel(_target(address), options=common)
     made, options = credentials.channel()
-    return grpc.secure_channel(_target(address), made, options=[*_CLIENT, *options])
+    return grpc.secure_channel(_target(address), made, options=[*common, *options])
 
 
 def make_server() -> grpc.aio.Server:
@@ -147,6 +151,11 @@ def add_port(server: grpc.aio.Server, bind: str, credentials: Credentials | None
             f"the lighthouse cannot listen on {bind}; does another one run? Choose another --bind ({error})"
         ) from error
     return join_address(host, port)
+
+
+def _client(connect: float) -> list[tuple[str, int]]:
+    # By its name a pause, to gRPC it is the time for one try to connect.
+    return [*_CLIENT, ("grpc.min_reconnect_backoff_ms", round(1000 * connect))]
 
 
 def _target(address: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -179,6 +180,37 @@ async def test_a_lighthouse_that_moved_is_found_though_the_file_says_so_late(
     async with await serve(tmp_path / "db") as server:
         where.write_text(server.address + "\n")
         assert (await agent.order(Welcome)).epoch == 2
+
+
+async def test_of_several_one_that_answers_slowly_is_reached_all_the_same(connect: Connect, tmp_path: Path) -> None:
+    """A line, or a machine, on which a connection takes longer than one that stands still is given."""
+    late, waiting = 0.3, set[asyncio.Task[None]]()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                await asyncio.sleep(late)
+                writer.write(data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = split_address(server.address)
+        there, on = await asyncio.open_connection(host, port)
+        for each in (pass_on(reader, on), pass_on(there, writer)):
+            waiting.add(asyncio.create_task(each))
+
+    async with await serve(tmp_path / "db") as server:
+        slow = await asyncio.start_server(relay, "127.0.0.1", 0)
+        with socket.socket() as nobody:  # bound, and not listening
+            nobody.bind(("127.0.0.1", 0))
+            ports = nobody.getsockname()[1], slow.sockets[0].getsockname()[1]
+            agent = connect(",".join(f"127.0.0.1:{port}" for port in ports))
+            assert (await asyncio.wait_for(agent.order(Welcome), 20)).epoch == 1
+        await agent.close()
+        slow.close()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_silence_is_told_again_and_again_with_its_reason(
