@@ -1,6 +1,7 @@
 """What a healthy step of planaria.jax costs: beside one jit of the same work, and beside JAX's own data parallelism.
 
 python bench/jax_step.py --groups 2 --steps 30
+python bench/jax_step.py --device cuda --width 4096 --depth 12 --batch 4096     # each group has a GPU
 
 Every process makes the same step in turn in three ways: by planaria.jax with the other groups; by one jit over its own
 part of the batch, without the others (what the work itself costs); and by one jit whose gradients are averaged by
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -123,8 +125,8 @@ def main() -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory, "out.json")
-        command = [sys.executable, "-m", "planaria", "run", "--groups", str(args.groups), "--device", "cpu", "--quiet"]
-        command += ["--max-replacements", "0", "--log-dir", f"{directory}/run", __file__, *sys.argv[1:]]
+        command = [sys.executable, "-m", "planaria", "run", "--groups", str(args.groups), "--device", args.device]
+        command += ["--quiet", "--max-replacements", "0", "--log-dir", f"{directory}/run", __file__, *sys.argv[1:]]
         subprocess.run([*command, "--address", address, "--out", str(out)], check=True)
         found = json.loads(out.read_text())
     print(f"{found['numbers'] / 1e6:.1f} million parameters, {args.groups} groups, least of {args.steps} steps")
