@@ -108,7 +108,7 @@ class Job(Place):
                 f"{self.settings.where}: groups of several processes save no checkpoints yet; leave it out, "
                 "or give each group one process with several devices"
             )
-        self._state = held = State(state, self.device)
+        self._state = held = State(state, self.device, self.world_size)
         session = Session(self.settings, self._world, self._page, held)
         same = Sameness(self.settings, session.gather)
         programs = Programs(held, update, same.programs)

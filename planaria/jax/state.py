@@ -68,18 +68,18 @@ class State:
 
     Every leaf of ``tree`` is copied (steps donate their memory), made strong in type and committed to where it lies:
     weak types, and arrays that lie nowhere in particular, would each be another program. Python's numbers become
-    arrays. If the group has several processes, what is not spread over all their devices must be the same on each of
+    arrays. If the group has several ``processes``, what is not spread over all their devices must be the same on each of
     them. Raises UsageError naming the path of anything else.
     """
 
-    def __init__(self, tree: Any, device: jax.Device) -> None:
+    def __init__(self, tree: Any, device: jax.Device, processes: int = 1) -> None:
         self.treedef: Any
         found, self.treedef = tree_flatten_with_path(tree)
         if not found:
             raise UsageError("job.steps needs a state with arrays in it; this one has none")
         self.keys = [path for path, _ in found]
         self.paths = [f"state{keystr(path)}" for path in self.keys]
-        self._everywhere = _everywhere([leaf for _, leaf in found], device)
+        self._everywhere = _everywhere([leaf for _, leaf in found], device, processes)
         self.leaves = [self._settled(path, leaf) for path, (_, leaf) in zip(self.paths, found, strict=True)]
         self.shardings: list[Sharding] = [leaf.sharding for leaf in self.leaves]
         self.kinds = [_kind(path, leaf) for path, leaf in zip(self.paths, self.leaves, strict=True)]
@@ -240,16 +240,16 @@ def _bytes_of(data: Array) -> memoryview:
     return view(data).cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _everywhere(leaves: Sequence[Any], device: jax.Device) -> Sharding:
+def _everywhere(leaves: Sequence[Any], device: jax.Device, processes: int) -> Sharding:
     placed = [leaf.sharding for leaf in leaves if isinstance(leaf, Array)]
     meshes = {each.mesh for each in placed if isinstance(each, NamedSharding)}
     if len(meshes) > 1:
         raise UsageError(f"the arrays of the state are on {len(meshes)} different meshes; put all of them on one")
     mesh = meshes.pop() if meshes else None
-    if jax.process_count() > 1 and (mesh is None or {*mesh.devices.flat} != {*jax.devices()}):
+    if processes > 1 and (mesh is None or {*mesh.devices.flat} != {*jax.devices()}):
         raise UsageError(
             f"no array of the state is on a mesh of all {len(jax.devices())} devices of this group, which has "
-            f"{jax.process_count()} processes: put the arrays on one (jax.make_mesh, NamedSharding); those that are on "
+            f"{processes} processes: put the arrays on one (jax.make_mesh, NamedSharding); those that are on "
             "none are taken to be whole on each device"
         )
     return SingleDeviceSharding(device) if mesh is None else NamedSharding(mesh, PartitionSpec())
