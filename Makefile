@@ -44,9 +44,9 @@ test-slurm: env
 test-k8s: env
 	OMP_NUM_THREADS=1 PLANARIA_BUILD_KUBERNETES=1 $(BIN)/python -m pytest -m k8s tests/kubernetes
 
-# Ray fits to all else, but it is large (260 MB), so only this brings it.
+# Ray fits to all else, but it is large (260 MB), so only this brings it; where it cannot be had, tests are skipped.
 test-ray: env
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[ray]' || echo "Ray cannot be installed"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray -m ray -rs
 
 # Other bytes each time; CI tries a few.

@@ -173,8 +173,8 @@ def main() -> int:
     p.add_argument("--dir", type=Path, help="keep the logs here")
     p.add_argument("--json", metavar="FILE", help="write all samples")
     args = p.parse_args()
-    if args.minutes <= 0 or args.groups < 2:
-        raise UsageError("--minutes must be more than 0, and --groups at least 2")
+    if min(args.minutes, args.every, args.sample) <= 0 or args.groups < 2:
+        raise UsageError("--minutes, --every and --sample must be more than 0, and --groups at least 2")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for number in (signal.SIGINT, signal.SIGTERM):  # however it is ended, also in the background of a script
         signal.signal(number, signal.default_int_handler)
@@ -191,3 +191,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except PlanariaError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:  # in the quiet run, or before there was anything to be shown
+        sys.exit(130)

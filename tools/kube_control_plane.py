@@ -5,8 +5,8 @@
 
 Debian bookworm ships no API server, but the source of one with all that it needs, and a Go compiler. That compiler, and
 whatever of rsync, jq and etcd is not installed, is unpacked from its package beside the source: nothing is installed,
-so no service is started. Takes some minutes of two cores, up to 1.6 GB of memory, 3 GB of disk in the cache while it
-lasts and 240 MB afterwards.
+so no service is started. Takes some nine minutes of one core, longer in the background, where it waits for one; up to
+1.6 GB of memory, 3 GB of disk in the cache while it lasts and 240 MB afterwards.
 """
 
 from __future__ import annotations

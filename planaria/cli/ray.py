@@ -78,7 +78,10 @@ def _supervise(options: RunOptions, template: Template, asked: dict[str, float])
     if options.lighthouse is None:
         refuse_strangers(join_address(address, 0), None)
     if not supervisor.goes_on(options):
-        host.refuse_earlier(template)
+        try:
+            host.refuse_earlier(template)
+        except host.AWAY as error:
+            raise UsageError(f"--engine ray: the cluster does not answer ({error})") from None
         supervisor.begin_anew(options)
     needs = {"CPU": float(options.nproc_per_group)}
     if options.device != "cpu" and (options.device or ray.cluster_resources().get("GPU")):

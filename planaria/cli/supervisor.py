@@ -161,7 +161,6 @@ class Supervisor:
                 name = signal.Signals(stopped_by).name
                 self._events.add("stop", f"{name}: all groups are asked to end; once more does not wait for them")
                 end = 128 + stopped_by, f"stopped by {name}"
-                await keeper.end_all()
             else:
                 end = self._outcome(keeping)
             await self._ended(self._host)
@@ -188,13 +187,20 @@ class Supervisor:
             self._hurried.set()
 
     async def _ended(self, host: GroupHost) -> None:
-        """Wait until no group is left: whoever leaves needs the lighthouse for that."""
-        while not self._hurried.is_set():
+        """Have whatever is there end, and wait until no group is left: whoever leaves needs the lighthouse for that."""
+        away = ""
+        while True:
             try:
-                if all(each.state is HostState.ENDED for each in await host.list()):
+                hosted = await host.list()
+                if all(each.state is HostState.ENDED for each in hosted):
                     return
-            except HostAway:
-                pass
+                await self._keeper.end_these(hosted)
+            except HostAway as error:
+                if away != str(error):
+                    away = str(error)
+                    self._events.add("away", away)
+            if self._hurried.is_set():
+                return
             loop = asyncio.get_running_loop()
             changed, hurried = loop.create_task(host.changed()), loop.create_task(self._wait_for_hurry())
             await asyncio.wait((changed, hurried), return_when=asyncio.FIRST_COMPLETED)

@@ -90,4 +90,4 @@ def _gist(status: JobStatus | None) -> Hashable:
         return ()
     groups = tuple((g.member, g.state, g.agent, g.connected) for g in status.groups)
     members = status.quorum.members if status.quorum is not None else ()
-    return groups, members, status.desired, status.complete
+    return groups, members, status.desired, status.scaled, status.complete

@@ -457,6 +457,13 @@ class Keeper:
             if life.state in _ALIVE:
                 await self._delete(group, life.incarnation)
 
+    async def end_these(self, hosted: Sequence[Hosted]) -> None:
+        """The same for what the scheduler shows, which may have taken one in the moment when ``run`` was cancelled."""
+        self._now = max(self._now, self._clock())
+        for each in hosted:
+            if each.state is not HostState.ENDED:
+                await self._delete(each.group, each.incarnation)
+
     async def _delete(self, group: int, incarnation: int) -> None:
         if self._now >= self._deleted.get((group, incarnation), -DELETE_AGAIN_SECONDS) + DELETE_AGAIN_SECONDS:
             await self._host.delete(group, incarnation)

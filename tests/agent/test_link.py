@@ -35,6 +35,7 @@ from planaria.core.messages import (
     Welcome,
 )
 from planaria.core.told import Told
+from planaria.engines.desk import LighthouseDesk
 from planaria.errors import UsageError
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
@@ -385,3 +386,27 @@ async def test_whoever_leaves_is_content_with_a_lighthouse_that_knows_of_no_job(
     link._gone.set()
     assert await link.leave("job") == ()
     await server.stop(None)
+
+
+async def test_a_desk_hears_that_as_many_groups_are_asked_for_as_before(connect: Connect, tmp_path: Path) -> None:
+    """By that those who were drained are missed again, and nothing else may change."""
+    async with await serve(tmp_path / "db") as server:
+        agent = connect(server.address)
+        agent.tell(ready(A))
+        agent.tell(ready(B))
+        quorum = (await agent.order(Publish)).quorum
+        for member in (A, B):
+            agent.tell(Adopted(member, quorum.id, 1))
+        desk = LighthouseDesk(server.address, "job")
+        while (seen := await desk.look()) is None or not all(group.step == 1 for group in seen.groups):
+            await asyncio.sleep(0.05)
+        changed = asyncio.create_task(desk.changed())
+        assert await desk.scale(2) is None
+        for _ in range(15):
+            agent.tell(Heartbeat(()))  # or its silence would be what has changed
+            if (await asyncio.wait((changed,), timeout=1.0))[0]:
+                break
+        assert changed.done()
+        found = await desk.look()
+        assert found is not None and (found.desired, found.scaled) == (2, 1)
+        desk.close()

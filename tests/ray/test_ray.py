@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from planaria.engines.keeper import HostState
 from tests.e2e.harness import TRAIN, alone
 from tests.e2e.layouts import SCRIPT, start
 from tests.placed import PATIENCE, planaria
@@ -119,6 +122,30 @@ def test_ctrl_c_ends_all_in_order_and_a_group_that_waits_says_why(cluster: Clust
         run.quorum({0, 1})
         assert run.interrupt() == 130
         assert not cluster.actors() and not cluster.places()
+
+
+async def test_an_actor_that_is_being_made_when_nobody_waits_for_it_any_more_is_ended_too(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    from planaria.engines.placing import Template
+    from planaria.engines.ray.host import RayHost
+
+    cluster.add()
+    words = (sys.executable, "-m", "planaria"), (), ("train.py",)
+    template = Template("cut", *words, tmp_path, tmp_path, tmp_path / "lighthouse.addr")
+    host = RayHost(template, {"CPU": 1.0}, lambda kind, text, group: None)
+    asked = asyncio.create_task(host.create(0, 0, ()))
+    await asyncio.sleep(0.01)  # it is another thread that asks
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert asked.cancelled()
+    (life,) = await host.list()
+    await host.delete(life.group, life.incarnation)
+    async with asyncio.timeout(PATIENCE):
+        while (await host.list())[0].state is not HostState.ENDED:
+            await host.changed()
+    host.close()
+    assert not cluster.actors() and not cluster.places()
 
 
 def test_a_script_that_cannot_run_ends_the_job_after_so_many_replacements(cluster: Cluster, tmp_path: Path) -> None:

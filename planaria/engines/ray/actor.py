@@ -55,15 +55,16 @@ class NodeAgent:
 
     async def place(self) -> Place:
         """As soon as its agent is started."""
-        return await asyncio.wrap_future(self._place)
+        # A call that is given up must not take it from all others.
+        return await asyncio.shield(asyncio.wrap_future(self._place))
 
     async def end(self) -> int:
         """Wait for the agent's end; its exit code, negative for a signal."""
-        return await asyncio.wrap_future(self._end)
+        return await asyncio.shield(asyncio.wrap_future(self._end))
 
     async def stop(self) -> None:
         """Have it leave after a commit, and end it if it has not within the grace."""
-        await asyncio.wrap_future(self._place)
+        await self.place()
         if self._process is not None:
             self._process.terminate()
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._process.kill)

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ LOOK_SECONDS = 5.0
 # When one node's agent has ended, those of the group's other nodes may end in order within this time.
 TOGETHER_SECONDS = 10.0
 _NODE_ID = "ray.io/node-id"
+# What is raised by a cluster that does not answer.
+AWAY = (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError)
 Life = tuple[int, int]  # (group, incarnation)
 T = TypeVar("T")
 
@@ -63,16 +66,27 @@ class RayHost:
         self._template, self._needs, self._note = template, dict(needs), note
         self._lives: dict[Life, _Actors] = {}
         self._gone: dict[Life, Hosted] = {}
+        self._begun = set[Life]()  # of which it is not known yet whether they are there
         self._adopted = False
+        self._away = False
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
         life = group, incarnation
-        if life not in self._lives:
-            try:
-                self._follow(life, await self._ask(self._begin, life, avoid))
-            except ValueError as error:
-                await self._ask(remove, self._template, life)
-                raise UsageError(f"Ray takes no such group: {error}") from None
+        if life in self._lives:
+            return
+        self._begun.add(life)
+        asked = asyncio.ensure_future(self._ask(self._begin, life, avoid))
+        try:
+            self._follow(life, await asyncio.shield(asked))
+        except asyncio.CancelledError:
+            # Ray goes on with it, and what comes of it outlives this process: it has to be known, so as to be ended.
+            with suppress(HostAway, ValueError):
+                self._follow(life, await asked)
+            raise
+        except ValueError as error:
+            await self._ask(remove, self._template, life)
+            self._begun.discard(life)
+            raise UsageError(f"Ray takes no such group: {error}") from None
 
     async def delete(self, group: int, incarnation: int) -> None:
         actors = self._lives.get((group, incarnation))
@@ -104,6 +118,9 @@ class RayHost:
 
     async def changed(self) -> None:
         lives = self._lives.values()
+        if self._away:
+            await asyncio.sleep(LOOK_SECONDS)
+            return
         if any(actors.ended is not None for actors in lives):
             return
         waiting = [future for actors in lives for future in actors.awaited()]
@@ -115,9 +132,11 @@ class RayHost:
 
     def close(self) -> None:
         """Whatever has ended, or was to end and is not waited for any more, leaves nothing behind in the cluster."""
-        for life, actors in self._lives.items():
-            if actors.asked or all(end.done() for end in actors.ends):
+        over = [x for x, actors in self._lives.items() if actors.asked or all(end.done() for end in actors.ends)]
+        with suppress(*AWAY):  # then all of them have ended with Ray's head
+            for life in [*over, *self._begun]:
                 remove(self._template, life)
+        for actors in self._lives.values():
             for future in actors.awaited():
                 future.cancel()
 
@@ -125,6 +144,7 @@ class RayHost:
         places = [asyncio.wrap_future(handle.place.remote().future()) for handle in handles]
         ends = [asyncio.wrap_future(handle.end.remote().future()) for handle in handles]
         self._lives[life] = _Actors([*handles], places, ends)
+        self._begun.discard(life)
 
     def _begin(self, life: Life, avoid: Collection[str]) -> Sequence[Any]:
         """The actors of this life, which are created unless they are there."""
@@ -207,9 +227,12 @@ class RayHost:
     async def _ask(self, call: Callable[..., T], *args: Any) -> T:
         """Ray's calls block."""
         try:
-            return await asyncio.to_thread(call, *args)
-        except (ray.exceptions.RayError, ConnectionError, TimeoutError, RuntimeError) as error:
+            answer = await asyncio.to_thread(call, *args)
+        except AWAY as error:
+            self._away = True
             raise HostAway(f"Ray: {_sentence(error)}") from None
+        self._away = False
+        return answer
 
 
 def living(template: Template) -> dict[Life, list[Any]]:
@@ -225,8 +248,9 @@ def living(template: Template) -> dict[Life, list[Any]]:
             found.setdefault(life, {})
     whole = {}
     for life, names in found.items():
-        if len(names) == template.nodes:
-            whole[life] = [ray.get_actor(names[node], NAMESPACE) for node in sorted(names)]
+        handles = [handle for node in sorted(names) if (handle := _actor(names[node])) is not None]
+        if len(handles) == template.nodes:
+            whole[life] = handles
         else:
             remove(template, life, names.values())
     return whole
@@ -249,12 +273,18 @@ def remove(template: Template, life: Life, names: Collection[str] | None = None)
     """Kill whatever is left of it, and give its place back."""
     name = placing.name_of(template.run, *life)
     for each in names if names is not None else [f"{name}-n{node}" for node in range(template.nodes)]:
-        try:
-            ray.kill(ray.get_actor(each, NAMESPACE))
-        except ValueError:
-            continue  # there is none any more
+        if (handle := _actor(each)) is not None:
+            ray.kill(handle)
     if (place := _placement(name)) is not None:
         ray.util.remove_placement_group(place)
+
+
+def _actor(name: str) -> Any | None:
+    """None if there is none, or none any more."""
+    try:
+        return ray.get_actor(name, NAMESPACE)
+    except ValueError:
+        return None
 
 
 def _placement(name: str) -> PlacementGroup | None:
