@@ -68,8 +68,8 @@ class State:
 
     Every leaf of ``tree`` is copied (steps donate their memory), made strong in type and committed to where it lies:
     weak types, and arrays that lie nowhere in particular, would each be another program. Python's numbers become
-    arrays. If the group has several ``processes``, what is not spread over all their devices must be the same on each of
-    them. Raises UsageError naming the path of anything else.
+    arrays. If the group has several ``processes``, what is not spread over all their devices must be the same on each
+    of them. Raises UsageError naming the path of anything else.
     """
 
     def __init__(self, tree: Any, device: jax.Device, processes: int = 1) -> None:
