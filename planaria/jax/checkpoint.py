@@ -9,6 +9,9 @@
 At a due step the state is copied to host memory by XLA, beside the next step: donation waits for that copy, so nothing
 else has to. Orbax writes it on a thread of its own, and checks no bytes when it reads. So what it wrote is read once
 more and summed up, before the directory gets the name under which it counts.
+
+Of the processes of a group each writes and reads its own pieces, and rank 0 all the rest. They wait for each other at
+barriers of JAX's service, never in a program on the devices: training runs those meanwhile, in its own order.
 """
 
 from __future__ import annotations
@@ -18,22 +21,21 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import xxhash
 from jax import Array
-from jax.sharding import Sharding
 
 from planaria.core.messages import Member, Saved
 from planaria.errors import PlanariaError, UsageError
+from planaria.jax.on_host import from_host, on_host, stored_as
 from planaria.jax.state import Leaf, State, misfit
+from planaria.jax.world import SoleWorld
 from planaria.rank.durable import MANIFEST, Schedule, hold, remove, step_of, sweep, sync_directory
-from planaria.rank.front import World
 from planaria.rank.saver import Saver, cause
 from planaria.rank.settings import Settings
 
@@ -160,7 +162,7 @@ class Checkpoints(Saver):
         self,
         schedule: Schedule,
         settings: Settings,
-        world: World,
+        world: SoleWorld,
         state: State,
         total: int,
         member: Callable[[], Member],
@@ -169,56 +171,71 @@ class Checkpoints(Saver):
         metrics: Callable[[], Mapping[str, float]],
     ) -> None:
         self._orbax = _orbax(settings.where)
+        self._world = world
         self._state = state
         self._metrics = metrics
         self.damaged = 0  # step of the newest that was passed over
-        self._forms = [_form(kind) for kind in state.kinds]
+        self._forms = [stored_as(kind) for kind in state.kinds]
         _refuse_twins(state)
         super().__init__(schedule, settings, world, total, member, gather, tell)
 
     # --- saving ----------------------------------------------------------------------------------------------
 
     def _take(self, path: Path, step: int) -> Callable[[], None]:
+        copies: list[Array | None] = []
         try:
-            copies = [_on_host(array, form) for array, form in zip(self._state.arrays, self._forms, strict=True)]
+            copies += [on_host(array, form) for array, form in zip(self._state.arrays, self._forms, strict=True)]
+            why = ""
         except (RuntimeError, MemoryError) as error:
-            raise PlanariaError(str(error).partition("\n")[0] or "out of memory") from None
+            why = str(error).partition("\n")[0] or "out of memory"
+        if why := self._any(why):
+            raise PlanariaError(why)
         ours = self._settings
         kinds, metrics = tuple(self._state.kinds), dict(self._metrics())
         about = Checkpoint(path, ours.job, step, ours.seed, ours.shards, self.prints, kinds, metrics, {})
         return functools.partial(self._put, about, copies)
 
     def _put(self, about: Checkpoint, copies: list[Array | None]) -> None:
-        """On the thread of the save."""
+        """On the thread of the save. Raises PlanariaError on all ranks if one of them fails."""
         partial = about.path.with_name(f"{about.path.name}.partial-{self._owner()}")
-        sweep(partial.parent)
-        partial.mkdir()
-        held = hold(partial)
-        try:
-            self._save_tree(partial / STATE, self._state.treedef.unflatten(copies))
+        first, held = self._rank == 0, -1
+        with ExitStack() as at_end:
+            if first:
+                at_end.callback(shutil.rmtree, partial, ignore_errors=True)
+            with self._together(f"{partial.name} begins"):
+                if first:
+                    sweep(partial.parent)
+                    partial.mkdir()
+                    held = hold(partial)
+                    at_end.callback(os.close, held)
+            with self._together(f"{partial.name} is written"):
+                self._save_tree(partial, self._state.treedef.unflatten(copies))
             copies.clear()
-            files = {each.relative_to(partial).as_posix(): _summed(each, sync=True) for each in _files(partial)}
-            with (partial / MANIFEST).open("xb") as file:
-                file.write(replace(about, files=files).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            for directory in sorted((each for each in partial.rglob("*") if each.is_dir()), reverse=True):
-                sync_directory(directory)
-            sync_directory(partial)
-            if not _whole(about.path):  # else two groups were first in the quorum at the same step
-                partial.rename(about.path)
-                sync_directory(about.path.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            os.close(held)
+            with self._together(f"{partial.name} counts"):
+                if first:
+                    _complete(partial, about)
 
-    def _save_tree(self, path: Path, tree: Any) -> None:
-        with self._checkpointer() as orbax:
-            orbax.save(path, args=self._orbax.args.PyTreeSave(tree))
+    @contextmanager
+    def _together(self, what: str) -> Iterator[None]:
+        """All ranks have done it, or all fail: then with the sentence of the one that did."""
+        try:
+            yield
+        except Exception as error:
+            raise PlanariaError(self._world.agree(what, cause(error))) from error
+        if why := self._world.agree(what, ""):
+            raise PlanariaError(why)
 
-    def _checkpointer(self) -> Any:
+    def _save_tree(self, partial: Path, tree: Any) -> None:
+        with self._checkpointer(partial.name) as orbax:
+            orbax.save(partial / STATE, args=self._orbax.args.PyTreeSave(tree))
+
+    def _checkpointer(self, name: str) -> Any:
+        """``name``: of barriers that no other save or restore has, for one that fails leaves some of them behind."""
+        ranks = set(range(self._world.size)) if self._world.size > 1 else None
+        shared = self._orbax.options.MultiprocessingOptions(active_processes=ranks, barrier_sync_key_prefix=name)
         # Weights hardly get smaller (8 %), and compressing them takes twice the processor time of all the rest.
-        return self._orbax.Checkpointer(self._orbax.PyTreeCheckpointHandler(use_compression=False))
+        handler = self._orbax.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=shared)
+        return self._orbax.Checkpointer(handler, multiprocessing_options=shared)
 
     # --- starting from one -----------------------------------------------------------------------------------
 
@@ -231,17 +248,14 @@ class Checkpoints(Saver):
         while found := self._found():
             for path in found:
                 try:
-                    checkpoint = Checkpoint.read(path)
-                except Damaged as error:
-                    if path.exists():
-                        self.damaged = max(self.damaged, step_of(path))
-                        self._warn(f"the checkpoint {path} is passed over, for it is damaged: {error}")
-                        continue
-                    break  # others hold the state after all, and save it, and this one was old: look again
-                try:
+                    checkpoint = self._checked(path)
                     self._accept(checkpoint)
+                except Damaged as error:
+                    self.damaged = max(self.damaged, step_of(path))
+                    self._warn(f"the checkpoint {path} is passed over, for it is damaged: {error}")
+                    continue
                 except FileNotFoundError:
-                    break
+                    break  # others hold the state after all, and save it, and this one was old: look again
                 self._newest = checkpoint.step
                 return checkpoint.step, checkpoint.metrics
             else:
@@ -251,6 +265,21 @@ class Checkpoints(Saver):
                 )
         return 0, {}
 
+    def _checked(self, path: Path) -> Checkpoint:
+        """What is there, as rank 0 finds it. Raises Damaged, or FileNotFoundError if it is gone meanwhile."""
+        said = b""
+        if self._rank == 0:
+            try:
+                said = b"whole " + Checkpoint.read(path).encode()
+            except Damaged as error:
+                said = b"damaged " + str(error).encode() if path.exists() else b"gone "
+        word, _, what = self._gather(said)[0].partition(b" ")
+        if word == b"gone":
+            raise FileNotFoundError(path)
+        if word == b"damaged":
+            raise Damaged(what.decode())
+        return _decode(path, what)
+
     def _accept(self, checkpoint: Checkpoint) -> None:
         """Raises FileNotFoundError if it is gone meanwhile."""
         path, ours = checkpoint.path, self._state.kinds
@@ -259,14 +288,17 @@ class Checkpoints(Saver):
         if theirs != mine:
             raise UsageError(f"{self._settings.where}: {misfit(theirs, mine, f'in the checkpoint {path}')}")
         self._compare(path, checkpoint.seed, checkpoint.shards, checkpoint.fingerprint, _compared)
+        found, why = [], ""
         try:
-            self._state.take(self._read(path))
+            found = self._read(path)
         except Exception as error:  # its files are what was written, so it is not damaged
-            if not path.exists():
-                raise FileNotFoundError(path) from error
-            raise UsageError(
-                f"{self._settings.where}: Orbax cannot read the checkpoint {path}: {cause(error)}"
-            ) from error
+            why = cause(error) if path.exists() else "gone"
+        told = [each.decode() for each in self._gather(why.encode())]
+        if "gone" in told:
+            raise FileNotFoundError(path)
+        if why := next(filter(None, told), ""):
+            raise UsageError(f"{self._settings.where}: Orbax cannot read the checkpoint {path}: {why}")
+        self._state.take(found)
 
     def _read(self, path: Path) -> list[Array]:
         like = [
@@ -281,12 +313,27 @@ class Checkpoints(Saver):
             tree,
         )
         restore = self._orbax.args.PyTreeRestore(item=tree, restore_args=args)
-        with self._checkpointer() as orbax:
+        with self._checkpointer(f"{path.name} is read") as orbax:
             made = iter(jax.tree.leaves(orbax.restore(path / STATE, args=restore)))
         return [
-            _from_host(kind, None if form is None else next(made), sharding)
+            from_host(kind, None if form is None else next(made), sharding)
             for kind, form, sharding in zip(self._state.kinds, self._forms, self._state.spread, strict=True)
         ]
+
+
+def _complete(partial: Path, about: Checkpoint) -> None:
+    """Give it its manifest, and its name, once all of it is on the disk."""
+    files = {each.relative_to(partial).as_posix(): _summed(each, sync=True) for each in _files(partial)}
+    with (partial / MANIFEST).open("xb") as file:
+        file.write(replace(about, files=files).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    for directory in sorted((each for each in partial.rglob("*") if each.is_dir()), reverse=True):
+        sync_directory(directory)
+    sync_directory(partial)
+    if not _whole(about.path):  # else two groups were first in the quorum at the same step
+        partial.rename(about.path)
+        sync_directory(about.path.parent)
 
 
 def _compared(entry: str) -> bool:
@@ -315,46 +362,3 @@ def _refuse_twins(state: State) -> None:
                 f"{names[name]} and {path} would have one name ({name}) in a checkpoint; rename one, without a dot"
             )
         names[name] = path
-
-
-def _form(kind: Leaf) -> np.dtype | None:
-    """As what a leaf is stored. Orbax has no small integers without a sign, no fp8 of some rare kinds, and nothing that
-    is empty (None)."""
-    import tensorstore
-
-    if 0 in kind.shape:
-        return None
-    try:
-        tensorstore.dtype(kind.dtype)
-    except (TypeError, ValueError):
-        return np.dtype(np.uint8)
-    return jnp.dtype(kind.dtype)
-
-
-def _on_host(array: Array, form: np.dtype | None) -> Array | None:
-    """A copy in host memory, in the making. The array may be donated meanwhile: XLA waits."""
-    if form is None:
-        return None
-    stored = array if array.dtype == form else _carried(array)
-    return jax.device_put(stored, stored.sharding.with_memory_kind("pinned_host"), may_alias=False)
-
-
-def _from_host(kind: Leaf, array: Array | None, sharding: Sharding) -> Array:
-    dtype = jnp.dtype(kind.dtype)
-    if array is None:
-        return jax.device_put(jnp.zeros(kind.shape, dtype), sharding)
-    return array if array.dtype == dtype else jax.device_put(_restored(array, dtype), sharding)
-
-
-@jax.jit
-def _carried(array: Array) -> Array:
-    if jnp.issubdtype(array.dtype, jnp.integer):
-        return array.astype(jnp.uint8)
-    return jax.lax.bitcast_convert_type(array, jnp.uint8)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _restored(array: Array, dtype: np.dtype) -> Array:
-    if jnp.issubdtype(dtype, jnp.integer):
-        return array.astype(dtype)
-    return jax.lax.bitcast_convert_type(array, dtype)

@@ -103,11 +103,6 @@ class Job(Place):
             raise UsageError(f"job.steps was given {said(update)} as its update; it needs update(state, gradients)")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
-        if self._schedule is not None and self.world_size > 1:
-            raise UsageError(
-                f"{self.settings.where}: groups of several processes save no checkpoints yet; leave it out, "
-                "or give each group one process with several devices"
-            )
         self._state = held = State(state, self.device, self.world_size)
         session = Session(self.settings, self._world, self._page, held)
         same = Sameness(self.settings, session.gather)

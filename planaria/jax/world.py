@@ -22,6 +22,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import torch
@@ -53,6 +54,11 @@ class SoleWorld:
 
     def gather(self, payload: bytes) -> list[bytes]:
         return [payload]
+
+    def agree(self, key: str, trouble: str) -> str:
+        """On any thread, beside rounds: what went wrong at one of the processes, if anything did; ``trouble`` is this
+        one's own. All of them ask, with the same ``key``, and none twice with one."""
+        return trouble
 
     def cut(self) -> None:
         """There are no connections to others."""
@@ -113,6 +119,16 @@ class GroupWorld(SoleWorld):
     def gather(self, payload: bytes) -> list[bytes]:
         """Everybody's payload, by rank; lengths may differ. Raises RuntimeError if a process of the group is lost."""
         return payloads_of(self._all_gather, payload)
+
+    def agree(self, key: str, trouble: str) -> str:
+        from jax._src import distributed  # nothing public has what its service keeps for all processes
+
+        client: Any = distributed.global_state.client
+        client.key_value_set(f"planaria/{key}/{self.rank}", f"!{trouble}")  # it takes nothing that is empty
+        patience = 1000 * _NEVER  # the death of one ends the others
+        said = [client.blocking_key_value_get(f"planaria/{key}/{rank}", patience)[1:] for rank in range(self.size)]
+        # Who waited in vain for another knows least.
+        return min(filter(None, said), key=lambda each: "DEADLINE_EXCEEDED" in each, default="")
 
     def cut(self) -> None:
         self._lines.cut()

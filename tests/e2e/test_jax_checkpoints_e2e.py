@@ -51,6 +51,7 @@ def test_all_groups_are_killed_at_once_and_again(tmp_path: Path, quiet: Callable
     with Run(tmp_path / "run", *args, groups=2, options=saving(where, 10), script=SCRIPT, patience=LONG) as run:
         for beyond in (15, 45):
             run.settled(2, beyond)
+            run.until(lambda: newest(where) >= 10, "a checkpoint")
             for group in (0, 1):
                 run.signal(group)
             run.until(lambda: not run.watch.settled(), "all to be gone")
@@ -118,6 +119,39 @@ def test_groups_of_several_devices_and_a_damaged_checkpoint(tmp_path: Path, quie
         assert run.digests() == {quiet(*args)}, run.log()
 
 
+def test_groups_of_several_processes(tmp_path: Path) -> None:
+    args, where = ("--steps", "120", "--pause", "0.002"), tmp_path / "checkpoints"
+
+    def start(name: str, groups: int, *options: str) -> Run:
+        layout = ("--nproc-per-group", "2", "--device", "cpu", *options)
+        return Run(tmp_path / name, *args, groups=groups, options=layout, script=SCRIPT, patience=LONG)
+
+    with start("quiet", 1) as run:
+        assert run.end() == 0, run.log()
+        (digest,) = run.digests()
+    with start("first", 2, *saving(where, 10)) as run:
+        run.settled(2, 15)
+        run.until(lambda: newest(where) >= 10, "a checkpoint")
+        for group, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            run.signal(group, rank=rank)
+        run.until(lambda: begins(run)[2:], "a life that goes on from a checkpoint")
+        run.until(lambda: newest(where) >= 40, "more checkpoints")
+        run.interrupt()
+        assert run.end() == 130, run.log()
+        assert begins(run)[2] > 10, begins(run)
+    stopped, before = checkpoints_in(where)[:2]
+    with (stopped / "state" / "manifest.ocdbt").open("r+b") as file:
+        file.truncate(9)
+    with start("second", 1, *saving(where, 50)) as run:
+        assert run.end() == 0, run.log()
+        assert said(run).count(f"the checkpoint {stopped} is passed over, for it is damaged") == 1
+        assert begins(run) == [int(before.name.removeprefix("step-")) + 1]
+        assert run.digests() == {digest}, run.log()
+    assert newest(where) == 120
+    assert not list(where.glob("*.partial-*"))
+    assert traces(run) == ONCE
+
+
 def test_the_newest_is_damaged_when_all_groups_are_lost(tmp_path: Path, quiet: Callable[..., str]) -> None:
     args, where = ("--steps", "200", "--pause", "0.002"), tmp_path / "checkpoints"
     with Run(tmp_path / "run", *args, groups=2, options=saving(where, 20), script=SCRIPT, patience=LONG) as run:
@@ -137,7 +171,7 @@ def test_the_newest_is_damaged_when_all_groups_are_lost(tmp_path: Path, quiet: C
 
 
 def said(run: Run) -> str:
-    return "".join(log.read_text() for log in run.directory.glob("rg*/i*/stderr.log"))
+    return "".join(log.read_text() for log in run.directory.glob("rg*/i*/**/stderr.log"))
 
 
 def test_another_structure_is_refused(tmp_path: Path) -> None:
