@@ -97,7 +97,7 @@ class Damaged(PlanariaError):
 
 def _whole(path: Path) -> bool:
     """Whether there is a checkpoint. A damaged one makes way."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return False
     try:
         Checkpoint.read(path)
@@ -233,7 +233,7 @@ class Checkpoints(Saver):
                 try:
                     checkpoint = Checkpoint.read(path)
                 except Damaged as error:
-                    if path.exists():
+                    if os.path.lexists(path):  # a link that leads nowhere is there, and would be found again
                         self.damaged = max(self.damaged, step_of(path))
                         self._warn(f"the checkpoint {path} is passed over, for it is damaged: {error}")
                         continue
@@ -262,7 +262,7 @@ class Checkpoints(Saver):
         try:
             self._state.take(self._read(path))
         except Exception as error:  # its files are what was written, so it is not damaged
-            if not path.exists():
+            if not os.path.lexists(path):
                 raise FileNotFoundError(path) from error
             raise UsageError(
                 f"{self._settings.where}: Orbax cannot read the checkpoint {path}: {cause(error)}"

@@ -103,10 +103,10 @@ class Job(Place):
             raise UsageError(f"job.steps was given {said(update)} as its update; it needs update(state, gradients)")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
-        if self._schedule is not None and self.world_size > 1:
+        if self._schedule is not None and jax.process_count() > 1:  # Orbax would wait for all of them
             raise UsageError(
-                f"{self.settings.where}: groups of several processes save no checkpoints yet; leave it out, "
-                "or give each group one process with several devices"
+                f"{self.settings.where}: in a JAX world of several processes no checkpoints are saved yet; leave it "
+                "out, or give each group one process with several devices, in no other JAX world"
             )
         self._state = held = State(state, self.device, self.world_size)
         session = Session(self.settings, self._world, self._page, held)
@@ -142,7 +142,7 @@ class Job(Place):
             prints()
             same.states(held.shared())
 
-        worker = Worker(session, held, programs, lambda: session.start(introduce))
+        worker = Worker(session, held, programs, lambda: session.start(introduce), self._world.end)
         if self._schedule is not None:
             worker.checkpoints = Checkpoints(
                 self._schedule, self.settings, self._world, held, total, lambda: session.member, session.gather,
