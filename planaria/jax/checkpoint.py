@@ -99,7 +99,7 @@ class Damaged(PlanariaError):
 
 def _whole(path: Path) -> bool:
     """Whether there is a checkpoint. A damaged one makes way."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return False
     try:
         Checkpoint.read(path)
@@ -272,7 +272,7 @@ class Checkpoints(Saver):
             try:
                 said = b"whole " + Checkpoint.read(path).encode()
             except Damaged as error:
-                said = b"damaged " + str(error).encode() if path.exists() else b"gone "
+                said = b"damaged " + str(error).encode() if os.path.lexists(path) else b"gone "
         word, _, what = self._gather(said)[0].partition(b" ")
         if word == b"gone":
             raise FileNotFoundError(path)
@@ -292,7 +292,7 @@ class Checkpoints(Saver):
         try:
             found = self._read(path)
         except Exception as error:  # its files are what was written, so it is not damaged
-            why = cause(error) if path.exists() else "gone"
+            why = cause(error) if os.path.lexists(path) else "gone"
         told = [each.decode() for each in self._gather(why.encode())]
         if "gone" in told:
             raise FileNotFoundError(path)

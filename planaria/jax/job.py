@@ -103,6 +103,11 @@ class Job(Place):
             raise UsageError(f"job.steps was given {said(update)} as its update; it needs update(state, gradients)")
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
+        if self._schedule is not None and jax.process_count() > self.world_size:  # Orbax would wait for all of them
+            raise UsageError(
+                f"{self.settings.where}: in a larger JAX world of the script's own no checkpoints are saved; leave out "
+                "jax.distributed.initialize(), or the checkpoint"
+            )
         self._state = held = State(state, self.device, self.world_size)
         session = Session(self.settings, self._world, self._page, held)
         same = Sameness(self.settings, session.gather)
@@ -137,7 +142,7 @@ class Job(Place):
             prints()
             same.states(held.shared())
 
-        worker = Worker(session, held, programs, lambda: session.start(introduce))
+        worker = Worker(session, held, programs, lambda: session.start(introduce), self._world.end)
         if self._schedule is not None:
             worker.checkpoints = Checkpoints(
                 self._schedule, self.settings, self._world, held, total, lambda: session.member, session.gather,

@@ -40,9 +40,17 @@ from planaria.rank.statechecks import disputed
 
 
 class Worker:
-    """One per job. ``begin`` joins the job: it is called when everything has been compiled."""
+    """One per job. ``begin`` joins the job: it is called when everything has been compiled. ``end`` is called when the
+    job has ended in order."""
 
-    def __init__(self, session: Session, state: State, programs: Programs, begin: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        state: State,
+        programs: Programs,
+        begin: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
         self.session = session
         self.settings = session.settings
         self.state = state
@@ -54,6 +62,7 @@ class Worker:
         self.checkpoints: Checkpoints | None = None  # set before the first step, if any are wanted
         self.void = False  # the job was over before this group could take part in the step
         self._begin = begin
+        self._end = end
         self._programs = programs
         self._sums: Sums
         self._names: tuple[str, ...] | None = None  # of the metrics
@@ -106,6 +115,7 @@ class Worker:
             self.checkpoints.end(stepper.step, stepper.settled and not action.drained and self._first)
         self._journal.close()
         self.session.close()
+        self._end()
         # The script's loop ends here, in order: what follows it would take a half-trained model for the result.
         raise SystemExit(EXIT_OK if action.drained else EXIT_INTERRUPTED)
 
@@ -119,6 +129,7 @@ class Worker:
         if self.checkpoints is not None:
             self.checkpoints.end(self.step, self._first)
         self.session.close()
+        self._end()
 
     # --- inside a step ---------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ nothing can end it but the death of one, so whatever decides what is done next i
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -26,12 +27,15 @@ from typing import Any
 
 import jax
 import torch
+from jax._src import distributed  # nothing public waits for others with a limit
+from jax._src.api import clean_up
 
 from planaria.errors import UsageError
 from planaria.exchange.rendezvous import NEVER, RendezvousStore, gloo_group, reach, split_address
 from planaria.exchange.sockets import Lines
 from planaria.exchange.waiting import Bell
 from planaria.rank.rounds import Note, notes_of, payloads_of
+from planaria.rank.session import LAST_WORD_SECONDS
 from planaria.rank.settings import Settings
 
 # For JAX, which wants a number of seconds: who hangs or is slow is judged by the agent, which sees its progress.
@@ -72,6 +76,9 @@ class SoleWorld:
     def collectives(self) -> int:
         return 0
 
+    def end(self) -> None:
+        """The job has ended in order, for all processes of the group."""
+
 
 class GroupWorld(SoleWorld):
     """One of several. Made before JAX makes an array: it joins the JAX world of the group. All processes of the group
@@ -98,6 +105,8 @@ class GroupWorld(SoleWorld):
         mine = b"" if self._held is None else str(self._held.getsockname()[1]).encode()
         host = f"[{master}]" if ":" in master else master
         self._join(f"{host}:{self.gather(mine)[0].decode()}", gpu)
+        self._over = False
+        atexit.register(self._part)  # before what JAX does at the end
 
     def _join(self, address: str, gpu: int | None) -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -132,6 +141,20 @@ class GroupWorld(SoleWorld):
 
     def cut(self) -> None:
         self._lines.cut()
+
+    def end(self) -> None:
+        self._over = True
+
+    def _part(self) -> None:
+        """At the end of the process. JAX waits then for that of all others: for ever, if this one has left the loop by
+        itself, for they wait for it in a program. So it waits only if they come as well."""
+        client: Any = distributed.global_state.client
+        if self._over or client is None:
+            return
+        try:
+            client.wait_at_barrier("the loop was left", round(1000 * LAST_WORD_SECONDS))
+        except RuntimeError:
+            atexit.unregister(clean_up)
 
     def _all_gather(self, payload: bytes, size: int) -> Sequence[bytes]:
         mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8)

@@ -117,7 +117,10 @@ def remove(path: Path) -> None:
     # A name that does not count any more first: a death in the middle must not leave half a checkpoint.
     going = path.with_name(f"{path.name}.partial-removed")
     path.rename(going)
-    shutil.rmtree(going)
+    if going.is_symlink():  # somebody keeps it elsewhere
+        going.unlink()
+    else:
+        shutil.rmtree(going)
 
 
 def sweep(directory: Path) -> None:

@@ -7,6 +7,7 @@ that starts from a checkpoint ends with the bits of one that never stopped, at a
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -153,7 +154,7 @@ class Checkpoints(Saver):
             self._check(checkpoint)
             found = checkpoint.step, self._read(checkpoint)
         except UsageError:
-            if path.exists():
+            if os.path.lexists(path):  # a link that leads nowhere is there, and would be found again
                 raise
         return None if self._any("" if found else "gone") else found
 

@@ -67,6 +67,12 @@ def test_a_process_hangs(tmp_path: Path, quiet: str) -> None:
         assert run.digests() == {quiet}, run.log()
 
 
+def test_a_process_leaves_by_itself(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "--odd", "rank-leaves", groups=1) as run:
+        assert run.end() == 1, run.log()
+    assert "rank 1, exited with code 3: the script exited with code 3" in run.log()
+
+
 @pytest.mark.parametrize(
     ("odd", "said"),
     [

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -194,6 +195,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no manifest": (lambda path: (path / MANIFEST).unlink(), "has no checkpoint.json"),
     "empty manifest": (lambda path: (path / MANIFEST).write_bytes(b""), "does not hold what a manifest holds"),
     "a bit of the manifest": (lambda path: flip(path / MANIFEST), "does not hold what a manifest holds"),
+    "a link to nowhere": (lambda path: shutil.rmtree(path) or path.symlink_to("gone"), "has no checkpoint.json"),
     "empty": (lambda path: shutil.rmtree(path) or path.mkdir(), "has no checkpoint.json"),
 }
 
@@ -306,3 +308,29 @@ def test_orbax_is_asked_for_by_name(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(pj.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=100)
     assert "pip install 'planaria[jax-checkpoint]'" in done.stderr
+
+
+def test_in_a_larger_jax_world(tmp_path: Path) -> None:
+    """Orbax would wait for its other processes, which have no part in the save."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = (
+        "import jax, sys\n"
+        f"jax.distributed.initialize('127.0.0.1:{port}', 2, int(sys.argv[1]))\n"
+        "import jax.numpy as jnp\n"
+        "import planaria.jax as pj\n"
+        "job = pj.init(shards=1)\n"
+        f"job.checkpoint({str(tmp_path)!r})\n"
+        "try:\n"
+        "    next(job.steps(1, {'w': jnp.ones(1)}, lambda s, g: s))\n"
+        "except pj.UsageError as error:\n"
+        "    print(error)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(pj.__file__).parents[2]), "JAX_PLATFORMS": "cpu", "NPROC": "1"}
+    both = [
+        subprocess.Popen([sys.executable, "-c", text, str(rank)], env=env, stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    for each in both:
+        assert "in a larger JAX world of the script's own no checkpoints are saved" in each.communicate(timeout=170)[0]

@@ -219,6 +219,11 @@ def test_a_directory_of_other_things(tmp_path: Path) -> None:
         Thing().checkpoints(tmp_path / "thesis.tex" / "x").resume()
 
 
+def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "step-00000010").symlink_to("gone")
+    refused(Thing(), tmp_path, "step-00000010")
+
+
 def test_one_that_is_removed_as_old_while_it_is_looked_at(tmp_path: Path) -> None:
     """A group that need not have looked: the others held the state, saved the next one and removed this."""
     saved, fresh = Thing(seed=1), Thing(seed=2)

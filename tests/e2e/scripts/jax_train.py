@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -103,6 +104,8 @@ for step in job.steps(args.steps, state, update):
         else:
             step.grad(grad, load(step.index, shard))
         time.sleep(args.pause)
+        if odd == "rank-leaves" and step.index == 5:
+            sys.exit(3)
         held = time.monotonic() + 0.5
         while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
             time.sleep(0.01)
