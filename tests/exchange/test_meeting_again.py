@@ -9,22 +9,22 @@ from datetime import timedelta
 import pytest
 
 from planaria.errors import CommunicatorError
-from planaria.exchange.rendezvous import RendezvousStore
-from planaria.torch.ingroup import InGroup
+from planaria.exchange.rendezvous import RendezvousStore, reach
+from planaria.exchange.sockets import Lines
 
 
 def test_a_store_that_is_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.torch.ingroup._MEETING", timedelta(seconds=0.5))
+    monkeypatch.setattr("planaria.exchange.rendezvous.STARTING", timedelta(seconds=0.5))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         with pytest.raises(CommunicatorError, match="cannot reach the rendezvous store"):
-            InGroup()._reach(f"127.0.0.1:{nobody.getsockname()[1]}", lambda: False)
+            reach(f"127.0.0.1:{nobody.getsockname()[1]}", Lines())
 
 
 def test_a_rank_that_never_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planaria.torch.ingroup._MEETING", timedelta(seconds=0.5))
+    monkeypatch.setattr("planaria.exchange.rendezvous.STARTING", timedelta(seconds=0.5))
     served = RendezvousStore("127.0.0.1", 0)
-    store = InGroup()._reach(served.address, lambda: False)
+    store = reach(served.address, Lines())
     began = time.monotonic()
     with pytest.raises(Exception, match=r"(?i)time"):
         store.get("device/1")
