@@ -145,12 +145,12 @@ def soak(args: argparse.Namespace, directory: Path) -> int:
     troubled.watch.close()
     done, left = len(troubled.injected), troubled.left
     print(f"{done} faults in {troubled.seconds / 60:.1f} minutes, {left} that came too late; {steps} steps", flush=True)
-    if troubled.exit_code != 0:
-        print(f"the run ended with exit code {troubled.exit_code}; see {run.log}", file=sys.stderr)
-        return 1
     leaks = judged(samples)
     if args.json:
         report.write_json(args.json, {who: [_plain(each) for each in s] for who, s in samples.found.items()})
+    if troubled.exit_code != 0:
+        print(f"the run ended with exit code {troubled.exit_code}; see {run.log}", file=sys.stderr)
+        return 1
     found, wanted = digests(directory / "run"), quiet(words, directory / "quiet")
     same = found == wanted and len(wanted) == 1
     print(f"hash: {', '.join(sorted(found))}: {'that of a quiet run' if same else f'NOT {wanted}'}")

@@ -144,7 +144,7 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
                     step.record(loss=torch.stack(losses).mean())
             if args.pause and not (args.hurry and args.hurry.exists()):
                 time.sleep(args.pause)
-            late = step.index - args.steps // 2
+            late = min(step.index - args.steps // 2, 20)
             held = time.monotonic() + min(0.3 * 1.1**late, 2.0)  # slower and slower: that is no hang
             while args.hold and late >= 0 and time.monotonic() < held and not args.hold.exists():
                 time.sleep(0.01)
