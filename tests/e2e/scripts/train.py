@@ -10,7 +10,7 @@ from torch import nn
 
 import planaria.torch as pt
 from planaria.exchange.communicator import Communicator
-from planaria.torch import checkpoints
+from planaria.rank import saver
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
@@ -32,7 +32,7 @@ if odd == "start":
     torch.manual_seed(99)
 if args.odd == "mute" and job.settings.born.incarnation == 0:
     # In the first life of every group nothing is heard of a checkpoint that is complete: it hangs before it tells.
-    checkpoints.prune = lambda *_: threading.Event().wait()
+    saver.prune = lambda *_: threading.Event().wait()
 
 
 def lose_a_message() -> None:
