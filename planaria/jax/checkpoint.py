@@ -198,7 +198,7 @@ class Checkpoints(Saver):
     def _put(self, about: Checkpoint, copies: list[Array | None]) -> None:
         """On the thread of the save. Raises PlanariaError on all ranks if one of them fails."""
         partial = about.path.with_name(f"{about.path.name}.partial-{self._owner()}")
-        first, held = self._rank == 0, -1
+        first = self._rank == 0
         with ExitStack() as at_end:
             if first:
                 at_end.callback(shutil.rmtree, partial, ignore_errors=True)
@@ -206,8 +206,7 @@ class Checkpoints(Saver):
                 if first:
                     sweep(partial.parent)
                     partial.mkdir()
-                    held = hold(partial)
-                    at_end.callback(os.close, held)
+                    at_end.callback(os.close, hold(partial))
             with self._together(f"{partial.name} is written"):
                 self._save_tree(partial, self._state.treedef.unflatten(copies))
             copies.clear()

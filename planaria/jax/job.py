@@ -20,7 +20,7 @@ from planaria.jax.worker import Worker
 from planaria.jax.world import Sameness, SoleWorld
 from planaria.rank import promise
 from planaria.rank.durable import read_schedule
-from planaria.rank.fingerprint import Prints, combined, of_group
+from planaria.rank.fingerprint import Prints, digest_of_group, of_group
 from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
@@ -131,7 +131,7 @@ class Job(Place):
                     worker.metrics = dict(metrics)
             initial = ""
             if self.settings.founder or not saves:
-                initial = combined([each.decode() for each in session.gather(held.digest().encode())])
+                initial = digest_of_group(held.digest(), session.gather)
             damaged = worker.checkpoints.damaged if worker.checkpoints is not None else 0
             return Ready(
                 session.member, address, mine, initial, self.shards, total,

@@ -23,7 +23,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from torch import Tensor
 
 from planaria.errors import ProtocolError, UsageError
-from planaria.jax.views import Place, from_bytes, pieces, place_of, put, view
+from planaria.jax.views import Place, from_bytes, pieces, place_of, put, shape_of, view
 
 VERSION = 1
 MAX_PROBLEMS = 5  # that a message lists
@@ -284,8 +284,7 @@ def _rebuilt(kind: Leaf, sharding: Sharding, everywhere: Sharding, parts: dict[P
     arrays = []
     for device, index in sharding.addressable_devices_indices_map(kind.shape).items():
         place = place_of(index or (), kind.shape)
-        shape = tuple(stop - start for start, stop in place)
-        arrays.append(from_bytes(parts[place], dtype, shape, device))
+        arrays.append(from_bytes(parts[place], dtype, shape_of(place), device))
     return jax.make_array_from_single_device_arrays(kind.shape, sharding, arrays)
 
 

@@ -29,7 +29,7 @@ from planaria.jax.gradients import Sums
 from planaria.jax.programs import Gradient, Programs
 from planaria.jax.state import State
 from planaria.jax.views import settle
-from planaria.rank.fingerprint import combined
+from planaria.rank.fingerprint import digest_of_group
 from planaria.rank.gauges import Gauges, smoothed
 from planaria.rank.journal import Journal
 from planaria.rank.nonfinite import stop_on_nonfinite
@@ -121,7 +121,7 @@ class Worker:
 
     def finish(self) -> None:
         """All steps are committed everywhere: tell the digest of the final state."""
-        self.digest = combined([each.decode() for each in self.session.gather(self.state.digest().encode())])
+        self.digest = digest_of_group(self.state.digest(), self.session.gather)
         self._journal.result(self.step, self.digest, self.metrics)
         self._journal.close()
         self.session.show(Phase.FINISHED)

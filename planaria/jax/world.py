@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import torch
-from jax._src import distributed  # nothing public waits for others with a limit
+from jax._src import distributed  # nothing public waits for others with a limit, or keeps words for all
 from jax._src.api import clean_up
 
 from planaria.errors import UsageError
@@ -130,8 +130,6 @@ class GroupWorld(SoleWorld):
         return payloads_of(self._all_gather, payload)
 
     def agree(self, key: str, trouble: str) -> str:
-        from jax._src import distributed  # nothing public has what its service keeps for all processes
-
         client: Any = distributed.global_state.client
         client.key_value_set(f"planaria/{key}/{self.rank}", f"!{trouble}")  # it takes nothing that is empty
         patience = 1000 * _NEVER  # the death of one ends the others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import xxhash
 
@@ -27,6 +27,7 @@ def of_group(mine: Prints, gather: Callable[[bytes], list[bytes]], strict: Calla
     return tuple(sorted(entries.items()))
 
 
-def combined(digests: Sequence[str]) -> str:
-    """The digest of a group, of those of its ranks in order: of one rank, its own."""
+def digest_of_group(mine: str, gather: Callable[[bytes], list[bytes]]) -> str:
+    """Of the digests of all its ranks, in order: of one rank, its own. All ranks ask."""
+    digests = [each.decode() for each in gather(mine.encode())]
     return digests[0] if len(digests) == 1 else xxhash.xxh3_128_hexdigest(" ".join(digests).encode())

@@ -18,7 +18,7 @@ from planaria.errors import UsageError
 from planaria.exchange.device import warm_up
 from planaria.rank import promise
 from planaria.rank.durable import read_schedule
-from planaria.rank.fingerprint import combined, of_group
+from planaria.rank.fingerprint import digest_of_group, of_group
 from planaria.rank.place import Place
 from planaria.rank.session import Session
 from planaria.rank.settings import Settings, read_settings
@@ -344,7 +344,7 @@ class Job(Place):
             if kept != NO_QUORUM:
                 initial = f"{start} {kept}"  # says as much as a digest
             elif looks or (not joins and (worker.checkpoints is None or self.settings.founder)):
-                initial = combined([each.decode() for each in session.gather(state.digest().encode())])
+                initial = digest_of_group(state.digest(), session.gather)
             if isinstance(worker, LowCommWorker):
                 worker.introduced(dict(prints), start, initial if kept == NO_QUORUM else "")
             saves = worker.checkpoints is not None

@@ -24,7 +24,7 @@ from planaria.core.messages import NO_QUORUM, ControlWord, Phase, QuorumId
 from planaria.errors import NonFiniteError, ProtocolError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange, decoded
-from planaria.rank.fingerprint import combined
+from planaria.rank.fingerprint import digest_of_group
 from planaria.rank.records import ABSENT, Exchanged, ShardRecord, mean_metrics
 from planaria.rank.session import Session
 from planaria.torch import random as seeding
@@ -290,7 +290,7 @@ class LowCommWorker(Worker):
         sync.kept = (step + 1, *mine) if keeps else None  # type: ignore[assignment]
         self._steps_seen = sync.inner_steps
         if step == 0 and not sync.sync.exact:
-            sync.first = combined([each.decode() for each in self.session.gather(self.state.digest().encode())])
+            sync.first = digest_of_group(self.state.digest(), self.session.gather)
             if self._script is not None:
                 self._script.compare("what the first sync made", self._script.first, sync.first)
         if sync.sync.paced:

@@ -21,7 +21,7 @@ from planaria.core.messages import NO_QUORUM, Phase, QuorumId
 from planaria.errors import CommunicatorError, PlanariaError, UsageError
 from planaria.exchange.layout import Layout
 from planaria.exchange.tree_exchange import Announcement, TreeExchange
-from planaria.rank.fingerprint import combined
+from planaria.rank.fingerprint import digest_of_group
 from planaria.rank.gauges import Gauges, smoothed
 from planaria.rank.journal import Journal
 from planaria.rank.nonfinite import stop_on_nonfinite
@@ -203,7 +203,7 @@ class Worker:
         """All steps are committed everywhere: tell the digest of the final state. False if a rank of the group was lost
         at the last moment: then it has to be asked again whether there is work."""
         try:
-            digest = combined([part.decode() for part in self.session.gather(self.state.digest().encode())])
+            digest = digest_of_group(self.state.digest(), self.session.gather)
         except Bereaved:
             return False
         self.digest = digest

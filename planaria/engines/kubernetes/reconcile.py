@@ -88,7 +88,7 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
     if memory.outcome is not None:
         return Decision(_clear(seen), observe(spec, job.nodes, seen, memory, now))
     if job.suspend:
-        return Decision([*_suspended(seen, memory), *_unprotected(seen)])
+        return Decision([*_suspended(seen, memory), *_protected(seen, [])])
     decision = Decision(_foundation(job, seen))
     decision.observed = observe(spec, job.nodes, seen, memory, now)
     service = seen.services.get(resources.lighthouse_name(job))
@@ -260,11 +260,6 @@ def _protected(seen: Seen, wanted: list[Object]) -> list[Operation]:
     return [*made, *(Delete(kind, body) for body in found.values())]
 
 
-def _unprotected(seen: Seen) -> list[Operation]:
-    there = seen.budgets
-    return [] if there is None else [Delete(there.kind, body) for body in there.found.values()]
-
-
 def _gist(deployment: Object) -> tuple[object, ...]:
     """What of it follows the job; servers add to the rest."""
     container = deployment["template"]["spec"]["containers"][0]
@@ -287,7 +282,7 @@ def _clear(seen: Seen) -> list[Operation]:
     if over:
         return _deleted(over)
     services = [Delete(SERVICES, each) for each in seen.services.values()]
-    return [*_gone(DEPLOYMENTS, seen.deployment), *services, *_unprotected(seen)]
+    return [*_gone(DEPLOYMENTS, seen.deployment), *services, *_protected(seen, [])]
 
 
 def _gone(kind: Kind, body: Object | None) -> list[Operation]:
