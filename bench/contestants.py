@@ -4,7 +4,6 @@ pid."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -24,9 +23,9 @@ import psutil
 from bench.peers import Peer
 from bench.timeline import Logs
 from bench.workload import Config
+from planaria.agent.parent import tied
 
 HERE = Path(__file__).resolve().parent
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 POLL = 0.02  # seconds between looks at files: all times are taken in the workers, so this only costs CPU
 
 TORCHFT_LIGHTHOUSE = {  # command-line options of its lighthouse, in milliseconds
@@ -39,13 +38,6 @@ TORCHFT_LIGHTHOUSE = {  # command-line options of its lighthouse, in millisecond
 
 class BenchError(Exception):
     """A contestant did not do what it should have; the message ends with what it wrote."""
-
-
-def _end_with_parent() -> None:
-    """In a new child: ask the kernel to kill it when the benchmark ends, however that ends. SIGKILL, because a worker
-    that waits for its go file does not listen to anything milder."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_in_order() -> None:
@@ -104,13 +96,12 @@ class Contestant:
         with open(self.directory / f"{key}.out", "ab") as out:
             # A session of its own: Ctrl-C reaches the benchmark only, which then ends everything in order.
             self.processes[key] = subprocess.Popen(
-                command,
+                tied(command),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
 
     def worker_command(self) -> list[str]:

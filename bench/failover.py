@@ -50,7 +50,7 @@ from planaria.lighthouse.elector import LEASE
 from tests.lighthouse import elector_stores
 
 ROOT = Path(__file__).resolve().parent.parent
-STORES = ("sqlite", "etcd", "kubernetes")
+STORES = ("file", "etcd", "kubernetes")
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 PATIENCE = 60.0  # seconds for anything; whatever needs longer has failed
 
@@ -191,8 +191,8 @@ def electors(kind: str, directory: Path, lease: float) -> Iterator[tuple[str, ..
     """The options of a lighthouse that say where its elector looks."""
     with pytest.MonkeyPatch.context() as patch:
         try:
-            if kind == "sqlite":
-                store = elector_stores.sqlite_store(directory)
+            if kind == "file":
+                store = elector_stores.file_store(directory)
             elif kind == "etcd":
                 store = elector_stores.etcd_store(directory)
             else:
@@ -215,7 +215,7 @@ def rows(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[list[str]]
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--stores", default="sqlite,etcd", help=f"of {', '.join(STORES)} (default: %(default)s)")
+    p.add_argument("--stores", default="file,etcd", help=f"of {', '.join(STORES)} (default: %(default)s)")
     p.add_argument("--lease", type=float, default=LEASE, help="seconds (default: %(default)s)")
     p.add_argument("--agents", type=int, default=8)
     p.add_argument("--times", type=int, default=5)

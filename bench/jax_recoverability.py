@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planaria.agent.proc import die_with_parent
+from planaria.agent.parent import tied
 from planaria.chaos.session import LocalRun, Script
 from planaria.chaos.watch import Life, Watch
 
@@ -113,14 +113,12 @@ class Processes:
     def start(self, index: int) -> Path:
         self._lives += 1
         out = self._directory / f"{index}.{self._lives}.out"
-        me = os.getpid()
         with out.open("wb") as stdout, out.with_suffix(".err").open("wb") as stderr:
             self.running[index] = subprocess.Popen(
-                [*self._command, "--process", str(index)],
+                tied([*self._command, "--process", str(index)]),
                 env=self._env,
                 stdout=stdout,
                 stderr=stderr,
-                preexec_fn=lambda: die_with_parent(me),
             )
         return out
 

@@ -24,7 +24,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-from planaria.agent.proc import die_with_parent, thread_count
+from planaria.agent.parent import die_with_parent
+from planaria.agent.proc import thread_count
 
 # torch._dynamo is what constructing the first optimizer imports; it costs as much as torch itself.
 DEFAULT_PRELOAD = "torch,torch.optim,torch.distributed,torch._dynamo,planaria.torch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from planaria.agent.proc import die_with_parent
+from planaria.agent.parent import die_with_parent
 from planaria.errors import PlanariaError
 from planaria.lighthouse import server
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,30 +11,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from planaria.agent.parent import prctl
+
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4  # of the kernel's task flags: since before 2.6, and what ps reads too
 _FLAGS, _EXIT_CODE = 9 - 3, 52 - 3  # fields of /proc/PID/stat (proc(5)), counted from the third on
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
 def become_subreaper() -> None:
     """Orphans below this process become its children, so that it can reap what it did not fork itself."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """The kernel sends ``signum`` to this process when its parent ends. Ends it now if the parent is not
-    ``parent`` any more: the parent may have died before this call."""
-    _prctl(_PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent:
-        os._exit(128 + signum)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def thread_count(pid: int | str = "self") -> int:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from planaria.agent.proc import die_with_parent
+from planaria.agent.parent import die_with_parent
 from planaria.core.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from planaria.errors import PlanariaError, Recast
 from planaria.wire.stacks import answer_in

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from planaria.agent.amdgpu import AmdGpus
 from planaria.agent.nvml import Nvml, Unreadable
-from planaria.agent.proc import die_with_parent
+from planaria.agent.parent import die_with_parent
 from planaria.agent.sitecommand import SiteCommand
 from planaria.core.health import Reading
 

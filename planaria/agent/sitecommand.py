@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from planaria.agent.proc import describe, die_with_parent, kill_group
+from planaria.agent.parent import die_with_parent
+from planaria.agent.proc import describe, kill_group
 from planaria.core.health import SITE, Reading, reading_from, shown
 from planaria.core.liveness import Rule, Silences
 

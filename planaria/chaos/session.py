@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from planaria.agent.proc import describe, die_with_parent
+from planaria.agent.parent import tied
+from planaria.agent.proc import describe
 from planaria.chaos.inject import Injected, Injector, Network, lighthouse_of
 from planaria.chaos.schedule import Fault
 from planaria.chaos.verify import Record, Verdict, judge, read_record, read_records
@@ -132,20 +133,17 @@ def run_command(script: Script, directory: Path, options: Sequence[str]) -> list
 def spawn(
     command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process that ends with this one, deaf to the terminal's Ctrl-C, with its output in ``log``."""
-    me = os.getpid()
+    """Start a process that ends with this one, deaf to the terminal's Ctrl-C, with its output in ``log``. Whatever ends
+    this process, even SIGKILL, ends the run, whose agent ends the rest."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            command,
+            tied(command),
             env=with_home(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            # Only system calls: sound also where other threads exist. Whatever ends this process, even
-            # SIGKILL, ends the run, whose agent ends the rest.
-            preexec_fn=lambda: die_with_parent(me),
         )
 
 

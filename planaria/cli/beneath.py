@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from planaria.agent.proc import die_with_parent
+from planaria.agent.parent import die_with_parent
 
 
 def start() -> None:

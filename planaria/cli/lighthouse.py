@@ -33,7 +33,7 @@ def lighthouse(
     elector: Annotated[
         str | None,
         typer.Option(
-            help="Where several lighthouses agree on who leads: sqlite:FILE, etcd:URL[,URL] or "
+            help="Where several lighthouses agree on who leads: file:DIRECTORY, etcd:URL[,URL] or "
             "kubernetes:NAMESPACE/NAME. The leader keeps there what --store keeps otherwise."
         ),
     ] = None,

@@ -71,23 +71,23 @@ def open_elector(where: str, seconds: float, credentials: Path | None) -> Electo
     work; that a store is not there now is no such thing."""
     # Loaded only if it is the one: each brings what the others do not need.
     from planaria.lighthouse.elector_etcd import EtcdElector
+    from planaria.lighthouse.elector_file import FileElector
     from planaria.lighthouse.elector_kubernetes import KubernetesElector
-    from planaria.lighthouse.elector_sqlite import SqliteElector
 
     if not seconds >= SHORTEST_LEASE:
         raise UsageError(f"--lease {seconds:g}: at least {SHORTEST_LEASE:g} seconds")
     name = uuid.uuid4().hex  # of this life: another life at the same place is another candidate
     kind, _, rest = where.partition(":")
-    if rest and kind == "sqlite":
+    if rest and kind == "file":
         if credentials is not None:
-            raise UsageError("--elector-credentials: a file needs none")
-        return SqliteElector(Path(rest), seconds, name)
+            raise UsageError("--elector-credentials: a directory needs none")
+        return FileElector(Path(rest), seconds, name)
     if rest and kind == "etcd":
         return EtcdElector(rest, seconds, name, credentials)
     if rest and kind == "kubernetes":
         return KubernetesElector(rest, seconds, name, credentials)
     raise UsageError(
-        f"--elector {where}: give sqlite:FILE, etcd:URL[,URL] or kubernetes:NAMESPACE/NAME (docs/lighthouse.md)"
+        f"--elector {where}: give file:DIRECTORY, etcd:URL[,URL] or kubernetes:NAMESPACE/NAME (docs/lighthouse.md)"
     )
 
 

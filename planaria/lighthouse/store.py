@@ -55,7 +55,7 @@ class Store:
 
         UsageError if the file cannot be used: damaged, of something else, or in use by another lighthouse.
         """
-        store = cls._open(Path(path), None)
+        store = cls._open(Path(path))
         try:
             store.bump_epoch(epoch_floor)
         except BaseException:
@@ -64,16 +64,10 @@ class Store:
         return store
 
     @classmethod
-    def shared(cls, path: Path, patience: float, tables: str) -> Store:
-        """Open or make the file for several processes at once, with more ``tables``. Whoever changes it begins the
-        transaction, and waits for the others for ``patience`` seconds. UsageError as above."""
-        return cls._open(path, patience, tables)
-
-    @classmethod
-    def _open(cls, path: Path, patience: float | None, tables: str = "") -> Store:
+    def _open(cls, path: Path) -> Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            database = _connect(path, patience, tables)
+            database = _connect(path)
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise UsageError(
@@ -87,7 +81,7 @@ class Store:
         try:
             store = cls(path, database, 0)
             store._verify()
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except sqlite3.DatabaseError as error:
             database.close()
             raise UsageError(f"the lighthouse store {path} is damaged ({error}). {_ADVICE}") from None
@@ -99,21 +93,16 @@ class Store:
     def bump_epoch(self, floor: int = 0) -> int:
         """A new epoch, on the disk before it is returned: if it could be lost, two lives might share one."""
         self.database.execute("PRAGMA synchronous = FULL")
-        with self.database:
-            self.take_epoch(floor)
-        # From here on a process may die, but not lose what it wrote; should the machine lose the last quorums
-        # with its power, the higher epoch of the next life keeps their numbers from being used again.
-        self.database.execute("PRAGMA synchronous = NORMAL")
-        return self.epoch
-
-    def take_epoch(self, floor: int) -> int:
-        """The same within the caller's transaction."""
         query = "SELECT ifnull(max(epoch), 0) FROM (SELECT epoch FROM epochs UNION SELECT epoch FROM quorums)"
         (stored,) = self.database.execute(query).fetchone()
         epoch = max(int(stored), floor) + 1
         if epoch > MAX_NUMBER:
             raise UsageError(f"the lighthouse store {self.path} would take epoch {epoch}, above {MAX_NUMBER}")
-        self.database.execute("INSERT INTO epochs VALUES (?, ?)", (epoch, time.time()))
+        with self.database:
+            self.database.execute("INSERT INTO epochs VALUES (?, ?)", (epoch, time.time()))
+        # From here on a process may die, but not lose what it wrote; should the machine lose the last quorums
+        # with its power, the higher epoch of the next life keeps their numbers from being used again.
+        self.database.execute("PRAGMA synchronous = NORMAL")
         self.epoch = epoch
         return epoch
 
@@ -171,13 +160,11 @@ class Store:
                     raise sqlite3.DatabaseError(f"a quorum of job {job} before {record.id} is missing")
 
 
-def _connect(path: Path, patience: float | None, more: str) -> sqlite3.Connection:
-    """``patience``: None if the file is to be this process's alone, else seconds to wait for the others."""
-    # No timeout for a file of one's own: the owner of the lock lives as long as a lighthouse does.
-    database = sqlite3.connect(path, timeout=patience or 0, check_same_thread=patience is None)
+def _connect(path: Path) -> sqlite3.Connection:
+    # No timeout: the owner of the lock lives as long as a lighthouse does.
+    database = sqlite3.connect(path, timeout=0)
     try:
-        if patience is None:
-            database.execute("PRAGMA locking_mode = EXCLUSIVE")  # before WAL: then the first write takes the file
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")  # before WAL: then the first write takes the file
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (schema,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -185,13 +172,10 @@ def _connect(path: Path, patience: float | None, more: str) -> sqlite3.Connectio
             raise UsageError(f"{path} is the database of another program, not a lighthouse store")
         if tables and schema != SCHEMA:
             raise UsageError(f"the lighthouse store {path} has version {schema}, this release needs {SCHEMA}")
-        # A shared disk has no memory that its readers share, as WAL needs it.
-        database.execute(f"PRAGMA journal_mode = {'WAL' if patience is None else 'DELETE'}")
-        if patience is not None:
-            database.execute("PRAGMA synchronous = FULL")
-        if not tables or more:
+        database.execute("PRAGMA journal_mode = WAL")
+        if not tables:
             marks = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA};"
-            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {more} {marks} COMMIT;")
+            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {marks} COMMIT;")
         (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
@@ -219,7 +203,7 @@ def _previous(record: LineageRecord, last: LineageRecord | None) -> str | None:
     return None
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """A new file is only durable once its directory's entry is."""
     fd = os.open(path, os.O_RDONLY)
     try:

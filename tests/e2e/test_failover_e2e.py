@@ -24,7 +24,7 @@ LONG = ("--steps", "80")
 
 @pytest.fixture
 def lighthouses(tmp_path: Path) -> Iterator[list[Lighthouse]]:
-    options = ("--elector", f"sqlite:{tmp_path / 'leader.db'}", "--lease", "2")
+    options = ("--elector", f"file:{tmp_path / 'leader'}", "--lease", "2")
     started = [Lighthouse(tmp_path / "none", *options) for _ in range(2)]
     yield started
     for lighthouse in started:

@@ -4,7 +4,6 @@ processes."""
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 import httpx2
 import yaml
 
+from planaria.agent.parent import tied
 from planaria.engines.kubernetes.access import find_access
 from planaria.engines.kubernetes.api import JOBS, PODS, Kind, Object
 from planaria.engines.kubernetes.crd import definition
@@ -37,7 +37,6 @@ PATIENCE = 300.0
 STEPS = 200
 # Of no other use on this machine: the addresses of Services.
 _SERVICES = "127.77.0.0/24"
-_LIBC = ctypes.CDLL(None)
 
 
 class Cluster:
@@ -112,13 +111,12 @@ class Cluster:
         """A process of its own, that ends with this one. Its output is in NAME.log."""
         with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                tied(command),
                 stdout=log,
                 stderr=log,
                 env=environ,
                 cwd=self.directory,
                 start_new_session=True,
-                preexec_fn=lambda: _LIBC.prctl(1, signal.SIGKILL),
             )
         self._processes.append(process)
         return process

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import ctypes
 import datetime
 import itertools
 import os
@@ -25,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from planaria.agent.parent import tied
 from planaria.engines.kubernetes.access import Access
 from planaria.engines.kubernetes.api import NODES, PODS, SERVICES, Api, ApiError, Kind, Object
 from tests.kubernetes.names import Names
@@ -36,7 +36,6 @@ _BEAT = 3.0
 # A cluster's DNS is told of pods late, and remembers for a while that there is no such name.
 _NAMES_LATE = 3.0
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "LANG", "TMPDIR")
-_LIBC = ctypes.CDLL(None)
 
 
 class Kubelet:
@@ -296,13 +295,12 @@ class _Pod:
             begun = _now()
             with (self.directory / "log").open("ab") as log:
                 self.process = subprocess.Popen(
-                    command,
+                    tied(command),
                     env=environ,
                     cwd=self.directory,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=lambda: _LIBC.prctl(1, signal.SIGKILL),
                 )
             if self._ending:
                 self.kill(signal.SIGTERM)

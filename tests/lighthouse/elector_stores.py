@@ -111,8 +111,8 @@ class Store:
             close()
 
 
-def sqlite_store(directory: Path) -> Store:
-    return Store(f"sqlite:{directory / 'shared' / 'leader.db'}")
+def file_store(directory: Path) -> Store:
+    return Store(f"file:{directory / 'shared'}")
 
 
 def etcd_store(directory: Path) -> Store:

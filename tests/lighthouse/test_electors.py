@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -18,14 +17,14 @@ from planaria.core.roster import LineageRecord, lineage_after
 from planaria.errors import UsageError
 from planaria.lighthouse.elector import Deposed, Elector, StoreAway, open_elector
 
-KINDS = ("sqlite", "etcd", "etcd with TLS", "Lease", "Lease, stand-in")
+KINDS = ("file", "etcd", "etcd with TLS", "Lease", "Lease, stand-in")
 
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     match request.param:
-        case "sqlite":
-            made = stores.sqlite_store(tmp_path)
+        case "file":
+            made = stores.file_store(tmp_path)
         case "etcd":
             made = stores.etcd_store(tmp_path)
         case "etcd with TLS":
@@ -145,32 +144,19 @@ def test_a_second_address_of_etcd_is_asked_if_the_first_is_away(tmp_path: Path) 
         store.close()
 
 
-def test_a_file_that_was_replaced_leads_nobody(tmp_path: Path) -> None:
-    store = stores.sqlite_store(tmp_path)
-    a = store.candidate()
-    lead(a)
-    os.unlink(tmp_path / "shared" / "leader.db")
-    with pytest.raises(StoreAway):
-        a.renew()
-    b = store.candidate()
-    lead(b)
-    with pytest.raises(StoreAway, match="replaced"):
-        a.append(quorum("job", 1, 1))
-    store.close()
-
-
 @pytest.mark.parametrize(
     ("where", "seconds", "said"),
     [
-        ("zookeeper:x", 5.0, "give sqlite:FILE"),
-        ("sqlite:", 5.0, "give sqlite:FILE"),
+        ("zookeeper:x", 5.0, "give file:DIRECTORY"),
+        ("file:", 5.0, "give file:DIRECTORY"),
         ("etcd:localhost", 5.0, "is not of the form"),
         ("etcd:http://a:99999", 5.0, "is not of the form"),
         ("kubernetes:lease", 5.0, "NAMESPACE/NAME"),
         ("kubernetes:a/b", 5.0, "KUBERNETES_SERVICE_HOST is not set"),
-        ("sqlite:x.db", 0.5, "at least 2 seconds"),
-        ("sqlite:x.db", float("nan"), "at least 2 seconds"),
-        ("sqlite:/proc/none/x.db", 5.0, "lighthouse store"),
+        ("file:x", 0.5, "at least 2 seconds"),
+        ("file:x", float("nan"), "at least 2 seconds"),
+        ("file:/proc/none/x", 5.0, "cannot be used"),
+        ("file:/dev/null", 5.0, "a directory of its own"),
     ],
 )
 def test_bad_input(where: str, seconds: float, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

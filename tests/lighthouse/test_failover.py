@@ -43,11 +43,11 @@ from planaria.lighthouse.client import OperatorClient
 from planaria.wire.channel import split_address
 
 
-@pytest.fixture(params=["sqlite", "etcd", "Lease, stand-in"])
+@pytest.fixture(params=["file", "etcd", "Lease, stand-in"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     match request.param:
-        case "sqlite":
-            made = stores.sqlite_store(tmp_path)
+        case "file":
+            made = stores.file_store(tmp_path)
         case "etcd":
             made = stores.etcd_store(tmp_path)
         case _:
@@ -211,7 +211,7 @@ async def test_the_leader_is_killed(store: Store, tmp_path: Path) -> None:
 
 
 async def test_the_leader_ends_in_order_and_the_next_does_not_wait_for_its_lease(tmp_path: Path) -> None:
-    store = stores.sqlite_store(tmp_path)
+    store = stores.file_store(tmp_path)
     with Several(store, tmp_path, 1) as lighthouses:
         leader = await lighthouses.leader()
         leader.end(signal.SIGTERM)
@@ -249,7 +249,7 @@ async def test_the_leader_is_stopped_and_wakes(store: Store, tmp_path: Path) -> 
 
 async def test_a_stale_leader_that_is_told_of_a_newer_epoch_takes_one_above(tmp_path: Path) -> None:
     """The store was lost, or an old copy of it came back: epochs begin below those that the agents have seen."""
-    store = stores.sqlite_store(tmp_path)
+    store = stores.file_store(tmp_path)
     with Several(store, tmp_path, 1) as lighthouses:
         leader = await lighthouses.leader()
         async with FakeAgent(leader.address, "a") as agent:
@@ -312,7 +312,7 @@ async def test_everything_is_started_again_at_once(store: Store, tmp_path: Path)
 
 async def test_one_that_cannot_keep_a_quorum_tells_nobody_of_it(tmp_path: Path) -> None:
     """Its lease was taken by another while it was not looking (a frozen machine): no clock of its own would tell."""
-    store = stores.sqlite_store(tmp_path)
+    store = stores.file_store(tmp_path)
     a = Agent("a", 0)
     with Several(store, tmp_path, 1) as lighthouses:
         leader = await lighthouses.leader()
@@ -330,7 +330,7 @@ async def test_one_that_cannot_keep_a_quorum_tells_nobody_of_it(tmp_path: Path) 
 
 
 async def test_operators_are_sent_to_the_leader_and_see_who_stands_by(tmp_path: Path) -> None:
-    store = stores.sqlite_store(tmp_path)
+    store = stores.file_store(tmp_path)
     a, b = Agent("a", 0), Agent("b", 1)
     with Several(store, tmp_path) as lighthouses:
         leader = await lighthouses.leader()
@@ -356,7 +356,7 @@ async def test_operators_are_sent_to_the_leader_and_see_who_stands_by(tmp_path: 
 
 async def test_late_orders_of_an_older_epoch_are_not_obeyed(tmp_path: Path) -> None:
     """The agent comes to a lighthouse that still believes it leads, after it has obeyed a newer one."""
-    old, new = stores.sqlite_store(tmp_path), stores.Store(f"sqlite:{tmp_path / 'new.db'}")
+    old, new = stores.file_store(tmp_path), stores.Store(f"file:{tmp_path / 'new'}")
     new.candidate().acquire("x:1", 6, "")
     a = Agent("a", 0, of=1)
     with Several(old, tmp_path, 1) as former, Several(new, tmp_path, 1) as present:
@@ -377,9 +377,9 @@ async def test_late_orders_of_an_older_epoch_are_not_obeyed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--elector", "sqlite:x.db", "--lease", "1"), "at least 2 seconds"),
-        (("--elector", "sqlite:x.db", "--epoch-floor", "3"), "--epoch-floor is for a --store"),
-        (("--elector", "nonsense"), "give sqlite:FILE"),
+        (("--elector", "file:x", "--lease", "1"), "at least 2 seconds"),
+        (("--elector", "file:x", "--epoch-floor", "3"), "--epoch-floor is for a --store"),
+        (("--elector", "nonsense"), "give file:DIRECTORY"),
     ],
 )
 def test_bad_options(options: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ async def with_certificate(lighthouse: Lighthouse, site: Path, role: Role) -> As
 
 
 async def test_one_that_stands_by_says_who_leads(browser: Any, shots: Path, tmp_path: Path) -> None:
-    elector = ("--elector", f"sqlite:{tmp_path / 'elector.db'}")
+    elector = ("--elector", f"file:{tmp_path / 'elector'}")
     with Lighthouse(tmp_path / "a", *elector) as first:
         await eventually(lambda: leads(first.address))
         with Lighthouse(tmp_path / "b", *elector, "--http", "127.0.0.1:0") as second:

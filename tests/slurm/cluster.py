@@ -14,10 +14,9 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-from planaria.agent.proc import die_with_parent
+from planaria.agent.parent import tied
 from tools.slurm_daemons import root
 
 # As installed, or else as make test-slurm has unpacked them beside what the machine has (tools/slurm_daemons.py).
@@ -161,13 +160,12 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=1-0 State=UP Over
     def _daemon(self, name: str, *words: str) -> None:
         with (self.directory / f"{name}.out").open("ab") as out:
             self._daemons[name] = subprocess.Popen(
-                words,
+                tied(words),
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, os.getpid()),  # also when the tests are killed
             )
 
     def _until(self, met: object, what: str) -> None:
