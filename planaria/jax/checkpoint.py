@@ -35,7 +35,7 @@ from planaria.errors import PlanariaError, UsageError
 from planaria.jax.on_host import from_host, on_host, stored_as
 from planaria.jax.state import Leaf, State, misfit
 from planaria.jax.world import SoleWorld
-from planaria.rank.durable import MANIFEST, Schedule, hold, remove, step_of, sweep, sync_directory
+from planaria.rank.durable import MANIFEST, Schedule, make_held, remove, step_of, sweep, sync_directory, unreadable
 from planaria.rank.saver import Saver, cause
 from planaria.rank.settings import Settings
 
@@ -76,7 +76,7 @@ class Checkpoint:
     @staticmethod
     def read(path: Path) -> Checkpoint:
         """The checkpoint in the directory ``path``, with all its files whole. Raises Damaged, or UsageError if it is
-        not one of this front."""
+        not one of this front, or not for this user to read."""
         try:
             found = _decode(path, (path / MANIFEST).read_bytes())
             there = {file.relative_to(path).as_posix(): file for file in _files(path)}
@@ -88,6 +88,8 @@ class Checkpoint:
                     raise Damaged(f"{path / name} {what}")
         except FileNotFoundError:
             raise Damaged(f"{path} has no {MANIFEST}") from None
+        except PermissionError as error:
+            raise unreadable(Path(error.filename or path), error) from None
         except OSError as error:
             raise Damaged(f"{error.filename or path} cannot be read: {error.strerror}") from None
         return found
@@ -205,8 +207,7 @@ class Checkpoints(Saver):
             with self._together(f"{partial.name} begins"):
                 if first:
                     sweep(partial.parent)
-                    partial.mkdir()
-                    at_end.callback(os.close, hold(partial))
+                    at_end.callback(os.close, make_held(partial))
             with self._together(f"{partial.name} is written"):
                 self._save_tree(partial, self._state.treedef.unflatten(copies))
             copies.clear()

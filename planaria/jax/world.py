@@ -199,7 +199,7 @@ class Sameness:
     def states(self, shared: Mapping[str, str]) -> None:
         """``shared``: digests of what several of them hold, by name. Raises UsageError naming what differs."""
         ranks = [json.loads(each) for each in self._gather(json.dumps(dict(shared)).encode())]
-        for name in shared:
+        for name in sorted(set().union(*ranks)):  # whoever holds none of it goes on no more either
             holders = {rank: told[name] for rank, told in enumerate(ranks) if name in told}
             if len(set(holders.values())) > 1:
                 raise UsageError(

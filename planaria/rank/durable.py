@@ -109,7 +109,8 @@ def prune(directory: Path, keep: int) -> None:
     """Remove all checkpoints but the ``keep`` newest. Raises OSError."""
     ours = [path for path in checkpoints_in(directory) if (path / MANIFEST).exists()]
     for path in ours[keep:]:
-        remove(path)
+        with suppress(FileNotFoundError):  # another group, which saves too, removes the same
+            remove(path)
 
 
 def remove(path: Path) -> None:
@@ -131,28 +132,43 @@ def sweep(directory: Path) -> None:
         with suppress(OSError):
             held = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if _lock(held):
+                if _lock(held, fcntl.LOCK_NB) and _is_at(held, directory / name):
                     shutil.rmtree(directory / name)
             finally:
                 os.close(held)
 
 
-def hold(path: Path) -> int:
-    """Lock a directory, as one in which somebody writes, for as long as the descriptor is open."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    _lock(descriptor)
-    return descriptor
+def make_held(path: Path) -> int:
+    """Make a directory that nobody sweeps away while the descriptor is open. Raises OSError."""
+    path.mkdir()
+    while True:
+        # Until it is locked others take it for one that was left behind, and may be about to remove it.
+        with suppress(FileNotFoundError):
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            _lock(held)
+            if _is_at(held, path):
+                return held
+            os.close(held)
+        path.mkdir(exist_ok=True)
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, how: int = 0) -> bool:
     """False if somebody else has it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
     except BlockingIOError:
         return False
     except OSError:
         pass  # a file system without locks: nothing can be known of others
     return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether this is still the directory that has this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def sync_directory(path: Path) -> None:

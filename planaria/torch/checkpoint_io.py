@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from planaria.rank.durable import MANIFEST, damaged, hold, sweep, sync_directory, unreadable
+from planaria.rank.durable import MANIFEST, damaged, make_held, sweep, sync_directory, unreadable
 from planaria.torch.checkpoint_files import Checkpoint, Stored, Whole, dtype_name
 
 # What is hashed is written while it is still in the cache.
@@ -104,8 +104,7 @@ class CheckpointWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         sweep(self._partial.parent)
-        self._partial.mkdir()
-        self._held = hold(self._partial)
+        self._held = make_held(self._partial)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

@@ -219,6 +219,21 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixt
         fresh.checkpoints.resume()
 
 
+def test_one_that_this_user_may_not_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the job would go on from an older one, with nothing wrong on the disk."""
+    Desk({"w": jnp.arange(1000.0)}, tmp_path).save(10, 20)
+    read = Path.read_bytes
+
+    def forbidden(path: Path) -> bytes:  # chmod does not keep root out
+        if path.parent.name == "step-00000020":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(pj.UsageError, match=r"cannot read .*step-00000020.*: Permission denied"):
+        Desk({"w": jnp.zeros(1000)}, tmp_path).checkpoints.resume()
+
+
 def test_those_of_the_other_front(tmp_path: Path) -> None:
     (tmp_path / "step-00000010").mkdir()
     text = b'{"version":1}'

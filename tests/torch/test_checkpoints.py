@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 
 from planaria.core.messages import Finished, Saved
 from planaria.errors import UsageError
-from planaria.rank.durable import MANIFEST, Schedule, hold, read_schedule
+from planaria.rank.durable import MANIFEST, Schedule, make_held, read_schedule
 from tests.torch.checkpointing import Thing, names
 from tests.torch.pretend_agent import PretendAgent
 
@@ -78,11 +78,10 @@ def test_when_it_is_due_and_by_whom(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_are_kept_and_what_was_left_behind_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "step-00000020.partial-rg3i1").mkdir()
     (tmp_path / "step-00000030.partial-rg0i0").mkdir()
     (tmp_path / "step-00000005").mkdir()  # not ours
     (tmp_path / "notes.txt").write_text("mine")
-    held = hold(tmp_path / "step-00000020.partial-rg3i1")  # its writer lives
+    held = make_held(tmp_path / "step-00000020.partial-rg3i1")  # its writer lives
     desk = Thing().checkpoints(tmp_path, keep=2)
     assert desk.save(10, 20, 30) == []
     os.close(held)
