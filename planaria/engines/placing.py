@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,12 @@ def life_in(name: str, run: str) -> tuple[int, int] | None:
 def directory_of(base: Path, group: int, incarnation: int) -> Path:
     """What this life leaves: its output, and all that an agent writes."""
     return base / f"rg{group}-i{incarnation}"
+
+
+def newest(lives: Mapping[tuple[int, int], T]) -> dict[tuple[int, int], T]:
+    """Of (group, incarnation), the last of each group: nobody asks what became of those before."""
+    last = dict(sorted(lives))
+    return {life: each for life, each in lives.items() if last[life[0]] == life[1]}
 
 
 def last_words(base: Path, group: int, incarnation: int) -> tuple[int, str] | None:

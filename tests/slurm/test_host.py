@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from planaria.engines.keeper import HostAway
+from planaria.engines.placing import newest
 from planaria.engines.slurm.host import SlurmHost, jobs_before
 from planaria.errors import UsageError
 from tests.slurm.test_scripts import TEMPLATE
@@ -42,3 +44,20 @@ async def test_one_that_is_not_over_is_not_taken_over(says: Path) -> None:
     says.write_text(f"{ENDED}\n{WAITS}\n")
     with pytest.raises(UsageError, match=r"still there \(llama-rg0-i0\): give another --job, or scancel 8"):
         await jobs_before("llama")
+
+
+async def test_a_group_whose_directory_cannot_be_made_is_asked_for_later(says: Path, tmp_path: Path) -> None:
+    says.write_text("")
+    (tmp_path / "full").write_text("")
+    host = SlurmHost(replace(TEMPLATE, directory=tmp_path / "full"), lambda *_: None)
+    with pytest.raises(HostAway, match=r"full/rg0-i0 cannot be made: Not a directory"):
+        await host.create(0, 0, ())
+    assert await host.list() == ()
+    (tmp_path / "full").unlink()
+    await host.create(0, 0, ())
+    assert len(await host.list()) == 1
+
+
+def test_only_what_became_of_the_newest_life_of_a_group_is_remembered() -> None:
+    assert newest({(0, 0): "a", (1, 3): "b", (0, 2): "c", (0, 1): "d", (1, 2): "e"}) == {(1, 3): "b", (0, 2): "c"}
+    assert newest({}) == {}

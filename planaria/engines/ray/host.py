@@ -113,6 +113,7 @@ class RayHost:
             assert actors.ended is not None
             self._gone[life] = actors.ended
             del self._lives[life]
+        self._gone = placing.newest(self._gone)
         seen = {life: await self._look(life, actors) for life, actors in self._lives.items()} | self._gone
         return tuple(seen[life] for life in sorted(seen))
 

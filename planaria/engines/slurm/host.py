@@ -45,7 +45,7 @@ class SlurmHost:
         name = placing.name_of(self._template.run, group, incarnation)
         if any(job.name == name for job in await self._jobs()):
             return  # it was taken although sbatch did not say so
-        placing.directory_of(self._template.directory, group, incarnation).mkdir(parents=True, exist_ok=True)
+        scripts.make_directory(self._template, group, incarnation)
         try:
             await commands.submit(scripts.render(self._template, group, incarnation, avoid))
         except NoNodes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from planaria.core.exits import EXIT_LEFT
 from planaria.engines import placing
+from planaria.engines.keeper import HostAway
 from planaria.engines.placing import agent_words, directory_of, name_of
 from planaria.engines.slurm.commands import ASKED_TO_END
 from planaria.errors import UsageError
@@ -51,6 +52,17 @@ def options_given(given: Collection[str]) -> tuple[str, ...]:
             raise UsageError(f"--sbatch {text}: planaria says this itself for every group")
         found.append(key if match[2] is None else f"{key}={match[2]}")
     return tuple(found)
+
+
+def make_directory(template: Template, group: int, incarnation: int) -> Path:
+    """Where Slurm puts the life's output. HostAway: not now, for the disk is full, or its server away."""
+    directory = directory_of(template.directory, group, incarnation)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "slurm.log").touch()  # a file may need room where a directory does not
+    except OSError as error:
+        raise HostAway(f"{directory} cannot be made: {error.strerror}") from None
+    return directory
 
 
 def render(template: Template, group: int, incarnation: int, avoid: Collection[str] = ()) -> str:

@@ -35,9 +35,7 @@ class StepHost:
         life = group, incarnation
         if life in self._steps or life in await self._seen():
             return
-        directory = placing.directory_of(self._template.directory, *life)
-        directory.mkdir(parents=True, exist_ok=True)
-        with (directory / "slurm.log").open("ab") as log:
+        with scripts.make_directory(self._template, *life).joinpath("slurm.log").open("ab") as log:
             self._steps[life] = subprocess.Popen(
                 scripts.step(self._template, *life, avoid),
                 stdin=subprocess.DEVNULL,
@@ -69,6 +67,7 @@ class StepHost:
             hosted[life] = self._ended[life] = self._end_of(life, process.poll())
             if process.poll() is not None:
                 del self._steps[life]
+        self._ended = placing.newest(self._ended)
         return tuple(hosted[life] for life in sorted(hosted))
 
     async def changed(self) -> None:
