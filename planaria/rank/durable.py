@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ EVERY = 100
 KEEP = 3
 MANIFEST = "checkpoint.json"
 _STEP = re.compile(r"step-([0-9]{8,18})")
+# To remove a directory that was made just now takes a moment; whoever stands still while it does so is not waited for.
+_SWEPT_SECONDS = 10.0
 _PARTIAL = re.compile(r"step-[0-9]{8,18}\.partial-.+")
 
 
@@ -132,7 +136,7 @@ def sweep(directory: Path) -> None:
         with suppress(OSError):
             held = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if _lock(held, fcntl.LOCK_NB) and _is_at(held, directory / name):
+                if _lock(held) and _is_at(held, directory / name):
                     shutil.rmtree(directory / name)
             finally:
                 os.close(held)
@@ -141,21 +145,23 @@ def sweep(directory: Path) -> None:
 def make_held(path: Path) -> int:
     """Make a directory that nobody sweeps away while the descriptor is open. Raises OSError."""
     path.mkdir()
-    while True:
+    deadline = time.monotonic() + _SWEPT_SECONDS
+    while time.monotonic() < deadline:
         # Until it is locked others take it for one that was left behind, and may be about to remove it.
         with suppress(FileNotFoundError):
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            _lock(held)
-            if _is_at(held, path):
+            if _lock(held) and _is_at(held, path):
                 return held
             os.close(held)
+            time.sleep(0.01)
         path.mkdir(exist_ok=True)
+    raise TimeoutError(errno.ETIMEDOUT, "another process removes it, and does not get to the end", str(path))
 
 
-def _lock(descriptor: int, how: int = 0) -> bool:
+def _lock(descriptor: int) -> bool:
     """False if somebody else has it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from planaria.rank import durable
 from planaria.rank.durable import MANIFEST, make_held, prune, step_directory, sweep
 
 
@@ -65,3 +68,16 @@ def test_two_groups_remove_the_same_old_ones(tmp_path: Path) -> None:
         (step_directory(tmp_path, step) / "file").write_text("x")
     at_once(*[lambda: prune(tmp_path, 3)] * 3)
     assert len(os.listdir(tmp_path)) == 3
+
+
+def test_one_that_stands_still_while_it_sweeps_costs_a_save_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "_SWEPT_SECONDS", 0.2)
+    path = tmp_path / "step-00000010.partial-rg0i0"
+    sweeper = make_held(path)  # as if it had been faster with the lock
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", lambda *_, **__: None)  # it is there, as if made just now
+        with pytest.raises(TimeoutError, match="another process removes it"):
+            make_held(path)
+    os.close(sweeper)
