@@ -20,7 +20,7 @@ demo: env
 
 test: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not e2e and not gpu and not slurm and not k8s and not ray"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "e2e and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "e2e and not gpu"
 
 # torchtitan brings some 65 packages: it has an environment of its own, and make test skips what needs it.
 TITAN := .venv-titan

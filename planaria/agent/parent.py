@@ -36,7 +36,13 @@ def tied(command: Sequence[str]) -> list[str]:
 
 
 def _become(parent: str, *command: str) -> None:
+    """Nothing of what an interpreter does to its own process is left to the command."""
     die_with_parent(int(parent))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    with open("/proc/self/environ", "rb") as file:  # as it was given
+        if not any(each.startswith(b"LC_CTYPE=") for each in file.read().split(b"\0")):
+            os.environ.pop("LC_CTYPE", None)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Who of several lighthouses leads: one lighthouse's part in it, as a pure state machine.
 
-Lighthouses agree in a store that changes only for whoever saw its newest state (an *elector*: a database file, etcd, a
+Lighthouses agree in a store that changes only for whoever saw its newest state (an *elector*: a directory, etcd, a
 Kubernetes Lease). Who leads has a lease there, and renews it. This machine says when to ask the store for what, and,
 before every order, whether this lighthouse still leads. It never compares clocks of two machines, and never reads one.
 

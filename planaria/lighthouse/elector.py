@@ -52,7 +52,8 @@ class Keeper(Protocol):
 
 
 class Elector(Keeper, Protocol):
-    """Every call blocks, for PATIENCE leases at most, and may come from any thread. Raises StoreAway; what only a
+    """Every call blocks, for PATIENCE leases at most (a disk that hangs aside, which nothing can interrupt), and may
+    come from any thread. Raises StoreAway; what only a
     leader may do raises Deposed. ``epoch`` is the newest token: that under which this one leads, if it does."""
 
     def acquire(self, address: str, floor: int, over: str) -> Granted | Held:

@@ -8,13 +8,14 @@ too).
 ::
 
     0000000000000012     a whole state: who leads, the epoch, the newest quorum of every job; the highest number counts
-    beat-NAME            rewritten with every renewal by the one that leads
+    beat-NAME            rewritten with every renewal by the one that leads, and proof of nothing
 
 A lease lapses when others have seen the beat unchanged for its length, each on its own clock.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from pathlib import Path
 from planaria.core.leadership import Granted, Held, Lost, Renewed
 from planaria.core.roster import LineageRecord
 from planaria.errors import UsageError
-from planaria.lighthouse.elector import Deposed, StoreAway, record_from_json, record_to_json
+from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, record_from_json, record_to_json
 from planaria.lighthouse.store import sync_directory
 from planaria.wire.checks import MAX_NUMBER
 
@@ -36,6 +37,11 @@ _DIGITS = 16
 _KEPT = 16
 # Of so many jobs none is forgotten, though it may have ended: every state holds all jobs.
 _ENDED = 256
+
+
+# What no patience mends.
+_FOR_GOOD = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_FOR_GOOD |= {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +60,19 @@ class FileElector:
         self._path, self._seconds, self._name = path, seconds, name
         self._lock = threading.Lock()
         self._mine = _State()  # the newest that this one has made
+        self._file: os.stat_result | None = None  # that holds it
         self._seen = 0  # the highest number
         self._beat = 0
         self._draft = path / f"draft-{name}"
+        self._prepared = False
         if path.exists() and not path.is_dir():
             raise UsageError(f"--elector file:{path}: that is a file; give a directory of its own")
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._try_links()
+            self._prepare()
         except OSError as error:
-            raise UsageError(f"--elector file:{path} cannot be used: {error.strerror or error}") from None
+            if error.errno in _FOR_GOOD:
+                raise UsageError(f"--elector file:{path} cannot be used: {error.strerror}") from None
+            # A disk that is full, or away, may be there when it is this one's turn to lead.
 
     @property
     def epoch(self) -> int:
@@ -71,6 +80,7 @@ class FileElector:
 
     def acquire(self, address: str, floor: int, over: str) -> Granted | Held:
         with self._using():
+            self._prepare()
             now = self._newest()
             if now.holder not in ("", self._name):
                 stamp = f"{now.number} {self._beat_of(now.holder)}"
@@ -79,13 +89,11 @@ class FileElector:
             epoch = max(now.epoch, self._mine.epoch, floor) + 1
             if epoch > MAX_NUMBER:
                 raise StoreAway(f"{self._path} would take epoch {epoch}, above {MAX_NUMBER}")
-            self._write_beat()
             mine = replace(now, holder=self._name, address=address, seconds=self._seconds, epoch=epoch)
             if not self._follow(now, mine):
                 return Held("", "", math.inf)  # somebody was faster: the next look says who
             if now.holder not in ("", self._name):  # it will not do so itself
-                for left in (f"beat-{now.holder}", f"draft-{now.holder}"):
-                    (self._path / left).unlink(missing_ok=True)
+                self._remove(f"beat-{now.holder}", f"draft-{now.holder}")
             return Granted(epoch)
 
     def renew(self) -> Renewed | Lost:
@@ -94,13 +102,12 @@ class FileElector:
             self._write_beat()
             if self._leads():
                 return Renewed()
-            self._beat_path(self._name).unlink(missing_ok=True)
+            self._remove(f"beat-{self._name}")
             return Lost(str(self._deposed()))
 
     def release(self) -> None:
         with self._using():
             self._change(holder="")
-            self._beat_path(self._name).unlink(missing_ok=True)
 
     def append(self, record: LineageRecord) -> None:
         with self._using():
@@ -120,43 +127,41 @@ class FileElector:
             return self._mine.epoch
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing is open; this life's own names are not needed any more."""
+        self._remove(f"beat-{self._name}", self._draft.name)
 
     # --- states ----------------------------------------------------------------------------------------------
 
     def _change(self, **fields: object) -> None:
         """Deposed if another one leads: the number that follows ours is taken then, and stays so."""
-        if not self._mine.holder or not self._follow(self._mine, replace(self._mine, **fields)):  # type: ignore[arg-type]
+        if not self._leads() or not self._follow(self._mine, replace(self._mine, **fields)):  # type: ignore[arg-type]
             raise self._deposed()
 
     def _follow(self, before: _State, state: _State) -> bool:
         """Make ``state`` the one that follows ``before``, on the disk when this returns. False if another one does."""
-        state, numbers = replace(state, number=before.number + 1), self._numbers()
-        if numbers and numbers[-1] != before.number:
-            return False
+        state = replace(state, number=before.number + 1)
+        path = self._state_path(state.number)
+        # What stayed here when it could not be removed may be a state by now, which must not be written to.
+        self._draft.unlink(missing_ok=True)
         content = {"holder": state.holder, "address": state.address, "seconds": state.seconds, "epoch": state.epoch}
         try:
-            with self._draft.open("w") as file:
+            with self._draft.open("x") as file:
                 json.dump(content | {"jobs": state.jobs}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                os.link(self._draft, self._state_path(state.number))
-                made = True
-            except FileExistsError:
-                made = os.stat(self._draft).st_nlink > 1  # by a first try, whose answer was lost on the way (NFS)
+                draft = os.fstat(file.fileno())
+            with suppress(FileExistsError):  # or it was made at the first try, whose answer was lost on the way (NFS)
+                os.link(self._draft, path)
+            made = os.path.samestat(os.stat(path), draft)
         finally:
-            with suppress(OSError):
-                self._draft.unlink(missing_ok=True)
+            self._remove(self._draft.name)
         # A number so old that it has been cleared away can be made once more, by one that slept: nobody will read it.
         if not made or self._numbers()[-1] != state.number:
             return False
         sync_directory(self._path)
-        self._mine, self._seen = state, state.number
-        for old in self._numbers():
-            if old <= state.number - _KEPT:
-                with suppress(OSError):
-                    self._state_path(old).unlink(missing_ok=True)
+        self._mine, self._file = state, draft
+        old = [number for number in self._numbers() if number <= state.number - _KEPT]
+        self._remove(*(self._state_path(number).name for number in old))
         return True
 
     def _newest(self) -> _State:
@@ -183,8 +188,11 @@ class FileElector:
         return numbers
 
     def _leads(self) -> bool:
+        """Whether the newest state is ours, and not one with its number in another directory that came in its place."""
         numbers = self._numbers()
-        return bool(self._mine.holder) and bool(numbers) and numbers[-1] == self._mine.number
+        if not self._mine.holder or self._file is None or not numbers or numbers[-1] != self._mine.number:
+            return False
+        return os.path.samestat(os.stat(self._state_path(numbers[-1])), self._file)
 
     def _state_path(self, number: int) -> Path:
         return self._path / f"{number:0{_DIGITS}}"
@@ -211,25 +219,41 @@ class FileElector:
 
     # --- the rest --------------------------------------------------------------------------------------------
 
-    def _try_links(self) -> None:
+    def _prepare(self) -> None:
+        """Once: make the directory, and see that it takes links."""
+        if self._prepared:
+            return
+        made = [path for path in (self._path, *self._path.parents) if not path.exists()]
+        self._path.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            sync_directory(path.parent)
         probe = self._path / f"probe-{self._name}"
         try:
             self._draft.touch()
             os.link(self._draft, probe)
         finally:
-            for each in (self._draft, probe):
-                each.unlink(missing_ok=True)
+            self._remove(self._draft.name, probe.name)
+        self._prepared = True
+
+    def _remove(self, *names: str) -> None:
+        """What can be removed; whatever stays does no harm."""
+        for name in names:
+            with suppress(OSError):
+                (self._path / name).unlink(missing_ok=True)
 
     def _deposed(self) -> Deposed:
         return Deposed(f"{self._path} holds that another lighthouse leads")
 
     @contextmanager
     def _using(self) -> Iterator[None]:
-        with self._lock:
-            try:
-                yield
-            except OSError as error:
-                raise StoreAway(f"{self._path} cannot be used ({error})") from None
+        if not self._lock.acquire(timeout=PATIENCE * self._seconds):
+            raise StoreAway(f"{self._path} does not answer")  # the disk is silent, in a call of another thread
+        try:
+            yield
+        except OSError as error:
+            raise StoreAway(f"{self._path} cannot be used ({error})") from None
+        finally:
+            self._lock.release()
 
 
 def _without_old(jobs: dict[str, str]) -> dict[str, str]:

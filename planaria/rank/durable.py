@@ -154,7 +154,8 @@ def make_held(path: Path) -> int:
                 return held
             os.close(held)
             time.sleep(0.01)
-        path.mkdir(exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir()
     raise TimeoutError(errno.ETIMEDOUT, "another process removes it, and does not get to the end", str(path))
 
 

@@ -51,6 +51,12 @@ def test_a_child_of_a_process_that_talks_by_grpc_becomes_its_command(talk: None)
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_command_finds_its_process_as_if_it_had_been_started_by_itself() -> None:
+    shown = ["sh", "-c", "grep SigIgn /proc/self/status; env; ps -o ppid= -p $$"]
+    plain, ours = (subprocess.run(each, capture_output=True, text=True, env={}) for each in (shown, tied(shown)))
+    assert plain.stdout.split() == ours.stdout.split()
+
+
 def test_a_command_that_is_not_there_is_named() -> None:
     done = subprocess.run(tied(["/none/such"]), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr == "cannot run /none/such: No such file or directory\n"

@@ -15,10 +15,10 @@ def test_a_leader_that_dies_and_one_that_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
-    options = ["--stores", "sqlite", "--lease", "2", "--agents", "3", "--times", "1", "--json", str(path)]
+    options = ["--stores", "file", "--lease", "2", "--agents", "3", "--times", "1", "--json", str(path)]
     monkeypatch.setattr(sys, "argv", ["failover.py", *options])
     assert failover.main() == 0
-    found = json.loads(path.read_text())["found"]["sqlite"]
+    found = json.loads(path.read_text())["found"]["file"]
     for name in failover.SIGNALS:
         (times,) = found[name]
         assert 0.0 < times["first"] <= times["last"] and times["first"] < times["answer"]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from planaria.cli.pod_args import check
+from planaria.engines.kubernetes import keeper
 from planaria.engines.kubernetes.access import Access
-from planaria.engines.kubernetes.api import BUDGETS, JOBS, PODS, Api
+from planaria.engines.kubernetes.api import BUDGETS, EVENTS, JOBS, PODS, Api, ApiError
 from planaria.engines.kubernetes.controller import Controller
-from planaria.engines.kubernetes.reconcile import Create, Patch
+from planaria.engines.kubernetes.reconcile import Create, Decision, Patch
 from tests.kubernetes.small_api import SmallApi
 from tests.kubernetes.world import World, job
 
@@ -216,3 +219,49 @@ async def test_a_cluster_that_forbids_them_keeps_no_group_from_being_replaced(me
         await until(lambda: (PODS.path("n"), "j-rg1-1") in server.objects, "another attempt")
         status = server.objects[JOBS.path("n"), "j"]["status"]
         assert ("no budgets here" in status["message"]) == (methods == ("POST",)), "who cannot see them does without"
+
+
+class Refusing:
+    """Counts what it is asked, and takes nothing."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    async def create(self, kind: Any, *_: Any) -> None:
+        if kind is not EVENTS:
+            self._refuse("create")
+
+    async def patch(self, *_: Any) -> None:
+        self._refuse("patch")
+
+    def _refuse(self, what: str) -> None:
+        self.asked[what] += 1
+        raise ApiError(403, "Forbidden", f"no {what} here")
+
+
+async def test_what_is_refused_is_asked_for_less_and_less_often_and_nothing_else_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moment = 100.0
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: moment))
+    api: Any = Refusing()
+    ours: Any = keeper.JobKeeper(api, None, None, "n", "j", None, None)  # type: ignore[arg-type]
+    body = {"metadata": {"name": "x", "uid": "u"}}
+
+    async def looked(*operations: Any) -> str:
+        return str(await ours._carry_out(Decision(list(operations)), None, body, None))
+
+    patch, create = Patch(BUDGETS[0], "x", {}), Create(PODS, body)
+    for _ in range(100):
+        assert await looked(patch) == "no patch here", "it is said for as long as it lasts"
+        moment += 0.1
+    assert api.asked["patch"] == 5, "after 0.5, 1, 2 and 4 seconds"
+    for _ in range(3):
+        await looked(create, create, patch)
+    assert api.asked == {"patch": 5, "create": 1}
+    moment += 0.5
+    await looked(create, create, patch)
+    assert api.asked == {"patch": 5, "create": 2}, "one that waits does not make others wait"
+    assert await looked() == ""
+    await looked(patch)
+    assert api.asked["patch"] == 6, "who was not wanted meanwhile begins anew"

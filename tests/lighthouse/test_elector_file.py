@@ -186,6 +186,116 @@ def test_a_disk_that_is_full_costs_the_lead_and_nothing_else(
     assert a.last("job") == one
 
 
+def test_a_state_with_a_second_name_is_neither_another_s_nor_written_to(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a backup that makes links, or because the name under which it was made could not be removed."""
+    a, b = candidate(where), candidate(where)
+    lead(a)
+    a.append(one := quorum("job", a.epoch, 1))
+    link, backup = os.link, tmp_path / "backup"
+    backup.mkdir()
+
+    def just_then(draft: Path, state: Path) -> None:
+        if "b-is-faster" not in done:
+            done.append("b-is-faster")
+            link(draft, backup / "draft")
+            shutil.copy(max((tmp_path / "leader").glob("0*")), state)
+        link(draft, state)
+
+    done: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", just_then)
+        with pytest.raises(Deposed):
+            a.append(quorum("job", a.epoch, 2, one.lineage))
+    usurped(b)
+    assert b.last("job") == one
+    unlink = Path.unlink
+
+    def stays(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith("draft-") and path.exists() and not done.count("stays"):
+            done.append("stays")
+            raise OSError(5, "Input/output error")
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", stays)
+        b.append(two := quorum("job", b.epoch, 2, one.lineage))
+    state = max((tmp_path / "leader").glob("0*"))
+    content = state.read_bytes()
+    b.append(quorum("job", b.epoch, 3, two.lineage))
+    assert state.read_bytes() == content and done.count("stays") == 1
+
+
+def test_a_former_leader_that_cannot_write_any_more_lets_its_lease_lapse(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full for it alone (a quota), but its beat needs no room."""
+    a, b = candidate(where), candidate(where)
+    lead(a)
+    a.renew()
+    stamp = b.acquire("y:2", 0, "").stamp  # type: ignore[union-attr]
+
+    def full(_: int) -> None:
+        raise OSError(122, "Disk quota exceeded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        for _ in range(3):
+            with pytest.raises(StoreAway, match="quota"):
+                a.acquire("x:1", 0, "")
+    assert isinstance(b.acquire("y:2", 0, stamp), Granted)
+
+
+def test_a_directory_in_another_s_place_is_seen_although_the_numbers_fit(where: str, tmp_path: Path) -> None:
+    a = candidate(where)
+    lead(a)
+    a.release()
+    shutil.copytree(tmp_path / "leader", tmp_path / "old")
+    lead(a)
+    shutil.move(tmp_path / "leader", tmp_path / "away")
+    shutil.move(tmp_path / "old", tmp_path / "leader")
+    lead(b := candidate(where))
+    assert b.epoch == a.epoch
+    assert isinstance(a.renew(), Lost)
+    with pytest.raises(Deposed):
+        a.append(quorum("job", a.epoch, 1))
+    b.append(quorum("job", b.epoch, 1))
+
+
+def test_a_disk_that_is_full_when_a_lighthouse_starts_is_waited_for(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", full)
+        a = candidate(where)
+        with pytest.raises(StoreAway, match="No space left"):
+            a.acquire("x:1", 0, "")
+    assert lead(a) == 1
+
+
+def test_nothing_is_left_but_states(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+    for _ in range(3):
+        a, b = candidate(where), candidate(where)
+
+        def b_is_faster(draft: Path, state: Path) -> None:
+            monkeypatch.setattr(os, "link", link)
+            usurped(b)  # noqa: B023
+            link(draft, state)
+
+        monkeypatch.setattr(os, "link", b_is_faster)
+        assert isinstance(a.acquire("x:1", 0, ""), Held)
+        b.renew()
+        b.release()
+        for each in (a, b):
+            each.close()
+    assert all(name.isdecimal() for name in os.listdir(tmp_path / "leader"))
+
+
 def test_jobs_that_ended_long_ago_are_forgotten_and_no_other(where: str, tmp_path: Path) -> None:
     a = candidate(where)
     lead(a)

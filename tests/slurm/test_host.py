@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from planaria.engines.keeper import HostAway
+from planaria.engines.keeper import HostAway, HostState
 from planaria.engines.placing import newest
 from planaria.engines.slurm.host import SlurmHost, jobs_before
+from planaria.engines.slurm.steps import StepHost
 from planaria.errors import UsageError
 from tests.slurm.test_scripts import TEMPLATE
 
@@ -46,16 +49,53 @@ async def test_one_that_is_not_over_is_not_taken_over(says: Path) -> None:
         await jobs_before("llama")
 
 
-async def test_a_group_whose_directory_cannot_be_made_is_asked_for_later(says: Path, tmp_path: Path) -> None:
+async def test_a_group_whose_directory_cannot_be_made_is_asked_for_later(
+    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     says.write_text("")
     (tmp_path / "full").write_text("")
     host = SlurmHost(replace(TEMPLATE, directory=tmp_path / "full"), lambda *_: None)
-    with pytest.raises(HostAway, match=r"full/rg0-i0 cannot be made: Not a directory"):
+    with pytest.raises(UsageError, match=r"full/rg0-i0 cannot be made: Not a directory"):
+        await host.create(0, 0, ())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(HostAway, match="cannot be made: No space left"):
+        patched.setattr(Path, "mkdir", full)
         await host.create(0, 0, ())
     assert await host.list() == ()
     (tmp_path / "full").unlink()
     await host.create(0, 0, ())
     assert len(await host.list()) == 1
+
+
+async def test_a_life_that_is_over_stays_so_though_slurm_shows_its_step(says: Path, tmp_path: Path) -> None:
+    """Its node is lost: srun ends, and Slurm may show the step for long."""
+    shown = tmp_path / "steps"
+    shown.write_text("1.0|llama-rg0-i0|n1|2026-11-28T20:46:50\n")
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\ncat {shown}\n")
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    host = StepHost(replace(TEMPLATE, directory=tmp_path), "1")
+    try:
+        for life in range(1, 4):
+            await host.create(0, life, ())
+            shown.write_text(shown.read_text() + f"1.{life}|llama-rg0-i{life}|n1|2026-11-28T20:46:50\n")
+            await until_ended(host, life)
+        states = {hosted.incarnation: hosted.state for hosted in await host.list()}
+        assert {states[life] for life in range(1, 4)} == {HostState.ENDED}
+        shown.write_text("")
+        await host.list()
+        assert [hosted.incarnation for hosted in await host.list()] == [3]
+    finally:
+        host.close()
+
+
+async def until_ended(host: StepHost, life: int) -> None:
+    async with asyncio.timeout(60):
+        while {h.incarnation: h.state for h in await host.list()}.get(life) is not HostState.ENDED:
+            await asyncio.sleep(0.02)
 
 
 def test_only_what_became_of_the_newest_life_of_a_group_is_remembered() -> None:

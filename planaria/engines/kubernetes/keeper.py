@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planaria.core.roster import JobStatus
 from planaria.engines.kubernetes import crd, resources
@@ -55,6 +55,15 @@ def clock() -> float:
     return _BEGAN + time.monotonic()
 
 
+@dataclass(frozen=True, slots=True)
+class _Hindrance:
+    """The API server refuses this, and is not asked again ``until`` then."""
+
+    why: str
+    pause: float
+    until: float
+
+
 class JobKeeper:
     """``run`` it as a task, ``wake`` it at every change of what it sees. ``see`` gives what the caches hold, ``check``
     raises UsageError for what pods would not be able to do with such arguments."""
@@ -80,8 +89,7 @@ class JobKeeper:
         self._told: dict[str, str] = {}  # newest message of each reason: it is not told twice in a row
         self._news = asyncio.Event()
         self._pause = 0.0
-        # By kind: why nothing of it can be made now, and when it is tried again.
-        self._hindrances: dict[str, tuple[str, float]] = {}
+        self._hindrances: dict[str, _Hindrance] = {}  # by what is refused: see `_asked`
 
     def wake(self) -> None:
         self._news.set()
@@ -137,8 +145,7 @@ class JobKeeper:
         # What was done is seen in the status at once.
         seen = replace(self._see(self.name, job.uid), lighthouse=lighthouse)
         await self._write(status_of(job, seen, memory, decision.observed.groups, trouble, fewer, self._status))
-        if not self._hindrances:
-            self._pause = 0.0
+        self._pause = 0.0
         return self._wait(job, memory, decision, moment)
 
     def _wait(self, job: Wanted, memory: Memory, decision: Decision, moment: float) -> float:
@@ -151,29 +158,28 @@ class JobKeeper:
 
     async def _carry_out(self, decision: Decision, job: Wanted, body: Object, memory: Memory) -> str:
         """All that can be done; why something could not be, or nothing."""
-        trouble, refused = "", dict[str, str]()
-        waits = {kind: held for kind, held in self._hindrances.items() if time.monotonic() < held[1]}
-        self._hindrances = waits
+        trouble, before, self._hindrances = "", self._hindrances, {}
         for operation in decision.operations:
-            kind = operation.kind.kind if isinstance(operation, Create) else ""
-            if kind in waits or kind in refused:
-                continue  # a quota does not change because it is asked every second
+            what = _asked(operation)
+            held = before.get(what)
+            if what in self._hindrances:
+                continue
+            if held is not None and time.monotonic() < held.until:
+                self._hindrances[what] = held  # a quota does not change because it is asked every second
+                continue
             try:
                 await self._do(operation, job, body, memory)
             except ApiError as error:
                 if error.passing:
+                    self._hindrances = before | self._hindrances
                     raise
                 trouble = str(error)
-                if kind:
-                    refused[kind] = trouble
+                pause = min(2 * held.pause if held is not None else _PAUSE[0], _PAUSE[1])
+                self._hindrances[what] = _Hindrance(trouble, pause, time.monotonic() + pause)
                 await self._tell(Tell("Refused", trouble, warning=True), body)
             except UsageError as error:  # of the lighthouse
                 trouble = str(error)
-        if refused:
-            self._pause = min(max(2 * self._pause, _PAUSE[0]), _PAUSE[1])
-            again = time.monotonic() + self._pause
-            self._hindrances |= {kind: (why, again) for kind, why in refused.items()}
-        return trouble or next((why for why, _ in waits.values()), "")
+        return trouble or next((each.why for each in self._hindrances.values()), "")
 
     async def _do(self, operation: Operation, job: Wanted, body: Object, memory: Memory) -> None:
         match operation:
@@ -287,3 +293,17 @@ class JobKeeper:
 
 def _runs(pod: Object) -> bool:
     return bool(pod.get("status", {}).get("phase") == "Running")
+
+
+def _asked(operation: Operation) -> str:
+    """What the API server may refuse for a reason that holds for all of this: that there are too many pods says nothing
+    of budgets, nor that one pod may not go of others."""
+    match operation:
+        case Create(kind):
+            return f"create {kind.kind}"
+        case Delete(kind, found):
+            return f"delete {kind.kind} {found['metadata']['name']}"
+        case Patch(kind, name):
+            return f"patch {kind.kind} {name}"
+        case _:
+            return type(operation).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 from collections.abc import Collection
@@ -30,6 +31,7 @@ _SHORT |= {
     "c": "cpus-per-task",
     "o": "output",
 }
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTDOWN}
 _OPTION = re.compile(r"-{0,2}([A-Za-z][A-Za-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -55,13 +57,14 @@ def options_given(given: Collection[str]) -> tuple[str, ...]:
 
 
 def make_directory(template: Template, group: int, incarnation: int) -> Path:
-    """Where Slurm puts the life's output. HostAway: not now, for the disk is full, or its server away."""
+    """Where Slurm puts the life's output. HostAway: not now, for the disk is full, or its server away; UsageError."""
     directory = directory_of(template.directory, group, incarnation)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "slurm.log").touch()  # a file may need room where a directory does not
     except OSError as error:
-        raise HostAway(f"{directory} cannot be made: {error.strerror}") from None
+        text = f"{directory} cannot be made: {error.strerror}"
+        raise (HostAway(text) if error.errno in _PASSING else UsageError(text)) from None
     return directory
 
 

@@ -51,9 +51,9 @@ class StepHost:
             waiting.terminate()  # it has no place yet
 
     async def list(self) -> Sequence[Hosted]:
-        there, hosted = await self._seen(), dict(self._ended)
+        shown, hosted = await self._seen(), dict(self._ended)
         # Slurm may show a step for long whose node is lost; its srun has ended.
-        there = {x: step for x, step in there.items() if x not in hosted and not self._is_over(x)}
+        there = {x: step for x, step in shown.items() if x not in hosted and not self._is_over(x)}
         for life, step in there.items():
             hosted[life] = Hosted(*life, HostState.RUNNING, step.nodes, since=step.since)
         for life, process in list(self._steps.items()):
@@ -67,7 +67,8 @@ class StepHost:
             hosted[life] = self._ended[life] = self._end_of(life, process.poll())
             if process.poll() is not None:
                 del self._steps[life]
-        self._ended = placing.newest(self._ended)
+        # What Slurm shows still must be known to be over.
+        self._ended = placing.newest(self._ended) | {x: seen for x, seen in self._ended.items() if x in shown}
         return tuple(hosted[life] for life in sorted(hosted))
 
     async def changed(self) -> None:
