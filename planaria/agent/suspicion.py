@@ -6,6 +6,7 @@ comes one look later: long before anything is killed.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from planaria.wire import stacks
 
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
+
+_STOPPED = ("T", "t")  # see `state_of`
 
 
 def judge(agent: Agent, life: Life, why: str | None, now: float) -> None:
@@ -67,7 +70,16 @@ def _stand(agent: Agent, life: Life, rank: RankLife, suspected: bool) -> dict[st
         found |= {"shard": view.shard, "quorum": str(view.quorum)}
     if suspected:
         written = stacks.size(rank.directory)
-        if rank.pid > 0 and not rank.over and stacks.ask(rank.pid):
+        # One that is stopped would answer when it goes on, which says nothing.
+        if rank.pid > 0 and not rank.over and found["process"] not in _STOPPED and stacks.ask(rank.pid):
+            asyncio.get_running_loop().call_later(stacks.ANSWER_SECONDS, _insist, rank, rank.pid, written)
             place = rank.directory / stacks.FILE
             found |= {"stacks": str(place.relative_to(agent.assignment.directory)), "from": written}
     return found
+
+
+def _insist(rank: RankLife, pid: int, written: int) -> None:
+    """Unless it has answered, has ended, or was stopped meanwhile."""
+    here = rank.pid == pid and not rank.over and state_of(pid) not in _STOPPED
+    if here and stacks.size(rank.directory) == written:
+        stacks.ask(pid, insist=True)

@@ -1,8 +1,10 @@
-"""The stacks of a process that hangs, written by itself: an agent asks with a signal, and ``faulthandler`` answers.
+"""The stacks of a process that hangs, written by itself: an agent asks with a signal.
 
-It answers in the handler, in C: also while a thread keeps the interpreter lock in native code, where nothing written in
-Python would run any more. Only a process that is stopped, or waits in the kernel without letting itself be disturbed,
-writes nothing.
+A thread answers that holds the interpreter lock meanwhile, so that no stack changes while it is read. Where it cannot
+have the lock, because another thread keeps it in native code, a second signal (``insist``) is answered by
+``faulthandler`` in its handler, in C: nothing in Python runs then, so nothing changes either. To ask for that at once
+would be simpler, and now and then ends a process that does run (one of 167, as ranks were woken that had been stopped).
+Only a process that is stopped, or waits in the kernel without letting itself be disturbed, writes nothing.
 """
 
 from __future__ import annotations
@@ -10,37 +12,56 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-# A real-time signal: scripts and schedulers use SIGUSR1 and SIGUSR2 for words of their own.
+# Real-time signals: scripts and schedulers use SIGUSR1 and SIGUSR2 for words of their own.
 SIGNAL = signal.SIGRTMAX - 3
+INSISTING = signal.SIGRTMAX - 4
 FILE = "stacks.txt"
+# Within these a thread that can have the interpreter lock has had it.
+ANSWER_SECONDS = 1.0
 
-_open: list[IO[bytes]] = []  # faulthandler keeps the descriptor alone
+_open: list[IO[bytes]] = []
 
 
 def answer_in(directory: Path) -> None:
-    """From now on this process writes the stacks of all its threads to ``stacks.txt`` there whenever it is asked."""
+    """From now on this process writes the stacks of all its threads to ``stacks.txt`` there whenever it is asked. To be
+    called on the main thread, at first before there are others: they take no notice of the signal either."""
     try:
         file = (directory / FILE).open("ab", buffering=0)
     except OSError:
         return  # nowhere to write to: then there is nothing to answer
-    faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
-    for before in _open:
-        before.close()
+    faulthandler.register(INSISTING, file=file, all_threads=True, chain=False)
+    before = _open[:]
     _open[:] = [file]
+    if before:
+        before[0].close()
+        return
+    signal.signal(SIGNAL, lambda *_: None)  # should a script let it through, it does nothing
+    signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
+    threading.Thread(target=_answer, name="planaria-stacks", daemon=True).start()
 
 
-def ask(pid: int) -> bool:
+def _answer() -> None:
+    while True:
+        signal.sigwait([SIGNAL])
+        with suppress(OSError, ValueError):
+            faulthandler.dump_traceback(_open[0], all_threads=True)
+
+
+def ask(pid: int, insist: bool = False) -> bool:
     """Whether the process was asked: one that does not listen would end of the signal. It must be a child of this one,
-    so that its number is not another's."""
+    so that its number is not another's. ``insist``: it has not answered for ANSWER_SECONDS."""
+    number = INSISTING if insist else SIGNAL
     try:
         with open(f"/proc/{pid}/status") as file:
             caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
-        if not int(caught, 16) >> (SIGNAL - 1) & 1:
+        if not int(caught, 16) >> (number - 1) & 1:
             return False
-        os.kill(pid, SIGNAL)
+        os.kill(pid, number)
     except (OSError, ValueError, IndexError):
         return False
     return True

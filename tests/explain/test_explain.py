@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -195,28 +195,74 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         explain([record(tmp_path / "quiet", [FOUNDING])], "5")
 
 
-def test_a_process_answers_with_its_stacks_and_one_that_does_not_listen_lives(tmp_path: Path) -> None:
-    program = (
-        "import sys, time\nfrom pathlib import Path\nfrom planaria.wire.stacks import answer_in\n"
-        "def stuck():\n    print('here', flush=True)\n    time.sleep(600)\n"
-        "if len(sys.argv) > 1: answer_in(Path(sys.argv[1]))\nstuck()\n"
-    )
-    answering, deaf = (
-        subprocess.Popen([sys.executable, "-c", program, *args], stdout=subprocess.PIPE, text=True)
-        for args in ([str(tmp_path)], [])
-    )
-    try:
-        for process in (answering, deaf):
+STUCK = """
+import ctypes, sys, threading, time
+from pathlib import Path
+from planaria.wire.stacks import answer_in
+
+def stuck():
+    print("here", flush=True)
+    if how == "keeps the lock":
+        ctypes.PyDLL(None).sleep(600)
+    time.sleep(600)
+
+def busy():
+    while True:  # with code that is made, and gone
+        exec("def deep(left):\\n    return deep(left - 1) if left else 0\\ndeep(200)", {})
+
+how, *where = sys.argv[1:]
+for each in where:
+    answer_in(Path(each))
+if how == "works":
+    for _ in range(3):
+        threading.Thread(target=busy, daemon=True).start()
+stuck()
+"""
+
+
+@contextmanager
+def stuck(how: str, *where: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", STUCK, how, *where], stdout=subprocess.PIPE, text=True) as process:
+        try:
             assert process.stdout is not None and process.stdout.readline() == "here\n"
-        assert not stacks.ask(deaf.pid) and deaf.poll() is None
-        assert stacks.ask(answering.pid)
-        file = tmp_path / stacks.FILE
-        while "in <module>" not in file.read_text():
-            assert answering.poll() is None
-        assert "in stuck" in file.read_text() and stacks.size(tmp_path) > 0
-        assert not stacks.ask(2**22 + 1)  # nobody
-    finally:
-        for process in (answering, deaf):
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
+            yield process
+        finally:
+            process.kill()
+
+
+def answered(process: subprocess.Popen[str], directory: Path, before: int = 0) -> str:
+    while "in <module>" not in (text := (directory / stacks.FILE).read_text()[before:]):
+        assert process.poll() is None
+    return text
+
+
+def test_a_process_answers_with_its_stacks_and_one_that_does_not_listen_lives(tmp_path: Path) -> None:
+    with stuck("sleeps", str(tmp_path)) as answering, stuck("sleeps") as deaf:
+        for insist in (False, True):
+            assert not stacks.ask(deaf.pid, insist) and deaf.poll() is None
+            before = stacks.size(tmp_path)
+            assert stacks.ask(answering.pid, insist)
+            assert "in stuck" in answered(answering, tmp_path, before)
+    assert not stacks.ask(2**22 + 1)  # nobody
+
+
+def test_one_that_keeps_the_interpreter_lock_answers_who_insists(tmp_path: Path) -> None:
+    with stuck("keeps the lock", str(tmp_path)) as process:
+        assert stacks.ask(process.pid) and stacks.ask(process.pid, insist=True)
+        assert "in stuck" in answered(process, tmp_path)
+
+
+def test_one_that_works_is_not_hurt_by_being_asked(tmp_path: Path) -> None:
+    """By ``faulthandler``'s own signal it is, after some hundred times: it reads stacks while they change."""
+    with stuck("works", str(tmp_path)) as process:
+        for _ in range(100):
+            before = stacks.size(tmp_path)
+            assert stacks.ask(process.pid)
+            assert "in stuck" in answered(process, tmp_path, before)
+
+
+def test_another_place_for_the_answers(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    with stuck("sleeps", str(tmp_path / "a"), str(tmp_path / "b")) as process:
+        assert stacks.ask(process.pid)
+        assert "in stuck" in answered(process, tmp_path / "b") and stacks.size(tmp_path / "a") == 0
