@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from planaria.wire.page import Commit, PageView, ProgressPage
 
 # Phases of a member that works in a quorum, as opposed to one that starts, waits or heals.
 WORKING = frozenset({Phase.FORMING, Phase.COMPUTING, Phase.EXCHANGING, Phase.APPLYING})
+# Far more than the clock by which Linux stamps what changes in a directory stands still.
+_TICK_NS = 100_000_000
 
 
 @dataclass(slots=True)
@@ -107,6 +110,10 @@ class Watch:
     def __init__(self, *directories: Path) -> None:
         self.directories = directories
         self.lives: dict[Member, Life] = {}
+        self.step = 0  # steps committed by the job
+        self.quorum = QuorumId(0, 0)  # the newest that any member works under
+        self._newest: dict[int, Life] = {}
+        self._places: dict[Path, tuple[int, list[tuple[Member, Path]]]] = {}  # by group's directory, as of its time
         self._tails = {directory: _Tail(directory / "events.jsonl") for directory in directories}
         self._agents: dict[Path, int] = {}
 
@@ -117,39 +124,45 @@ class Watch:
             if agent is None:
                 continue  # without its agent's pid a process cannot be told from a stranger
             self._agents[directory] = agent
-            for path in _found(directory, "rg*/i*/progress"):
-                member = _member_of(path.parent)
-                if member is not None and member not in self.lives and (found := _open(path, agent)) is not None:
-                    pids = {life.page.pid for life in self.newest() if life.member.group == member.group}
-                    since = time.monotonic_ns() if found.pid in pids else 0
-                    self.lives[member] = Life(member, path.parent, found.page.read(), {0: found}, found_ns=since)
-            for path in _found(directory, "rg*/i*/rank*/progress"):
-                member, rank = _member_of(path.parent.parent), int(path.parent.name.removeprefix("rank"))
-                life = self.lives.get(member) if member is not None else None
-                if life is not None and rank not in life.processes and (found := _open(path, agent)) is not None:
-                    life.processes[rank] = found
+            for group in _listed(directory, "rg"):
+                for member, path in self._lives_in(group):
+                    self._find(member, path, agent)
         for life in self.lives.values():
-            life.look()
+            if not life.over:
+                view = life.look()
+                self.step, self.quorum = max(self.step, view.step), max(self.quorum, view.quorum)
+
+    def _lives_in(self, group: Path) -> Iterator[tuple[Member, Path]]:
+        """Those that are not over: after hours there may be thousands of others."""
+        changed, places = self._places.get(group, (0, []))
+        at = _changed(group)
+        # A directory may change twice within one tick of the clock that stamps it.
+        if at != changed or time.time_ns() - at < _TICK_NS:
+            places = [(member, path) for path in _listed(group, "i") if (member := _member_of(path)) is not None]
+            self._places[group] = at, places
+        return ((m, path) for m, path in places if (life := self.lives.get(m)) is None or not life.over)
+
+    def _find(self, member: Member, path: Path, agent: int) -> None:
+        life = self.lives.get(member)
+        if life is None:
+            if (found := _open(path / "progress", agent)) is None:
+                return
+            before = self._newest.get(member.group)
+            since = time.monotonic_ns() if before is not None and found.pid == before.page.pid else 0
+            life = self.lives[member] = Life(member, path, found.page.read(), {0: found}, found_ns=since)
+            if before is None or before.member < member:
+                self._newest[member.group] = life
+        for place in _listed(path, "rank"):
+            rank = int(place.name.removeprefix("rank"))
+            if rank not in life.processes and (found := _open(place / "progress", agent)) is not None:
+                life.processes[rank] = found
 
     def newest(self) -> list[Life]:
         """The newest incarnation of every group, by group."""
-        newest: dict[int, Life] = {}
-        for member in sorted(self.lives):
-            newest[member.group] = self.lives[member]
-        return [newest[group] for group in sorted(newest)]
+        return [life for _, life in sorted(self._newest.items())]
 
     def life(self, group: int) -> Life | None:
-        return next((life for life in self.newest() if life.member.group == group), None)
-
-    @property
-    def step(self) -> int:
-        """Steps committed by the job."""
-        return max((life.view.step for life in self.lives.values()), default=0)
-
-    @property
-    def quorum(self) -> QuorumId:
-        """The newest quorum that any member works under."""
-        return max((life.view.quorum for life in self.lives.values()), default=QuorumId(0, 0))
+        return self._newest.get(group)
 
     def settled(self) -> list[Life]:
         """Incarnations that certainly hold the state of the job and are at work, by group.
@@ -181,12 +194,20 @@ class Watch:
             life.close()
 
 
-def _found(directory: Path, pattern: str) -> list[Path]:
+def _listed(directory: Path, prefix: str) -> list[Path]:
     """None if what an earlier run has left there is being moved aside: there is nothing of this one yet."""
     try:
-        return list(directory.glob(pattern))
-    except FileNotFoundError:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    return [directory / name for name in names if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()]
+
+
+def _changed(directory: Path) -> int:
+    try:
+        return os.stat(directory).st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _open(path: Path, agent: int) -> Process | None:
