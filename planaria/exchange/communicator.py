@@ -12,9 +12,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -132,9 +133,11 @@ class Communicator:
 
     def post(self, job: Job) -> None:
         """Have ``job`` run by the life's thread after those posted before. An exception in it ends the
-        life.
+        life. After the end nothing is run.
         """
-        self._jobs.put(job)
+        with self._lock:
+            if self._error is None:
+                self._jobs.put(job)
 
     def settle(self, pending: Pending[T], value: T) -> None:
         """Deliver the result of ``pending``."""
@@ -289,6 +292,11 @@ class Communicator:
         for job in self._at_quiet:
             job()
         self._at_quiet.clear()
+        # What was not run any more knows this life, which keeps it: together they would stay, with gloo's threads and
+        # connections, until Python looks for such rings, which in a long run it seldom does.
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
 
 
 class Transfer:

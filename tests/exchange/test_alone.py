@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -181,3 +185,32 @@ def test_tags_are_fresh_until_they_begin_again_below_those_of_healing(alone: Alo
     assert [communicator.tags(5), communicator.tags(1), communicator.tags(2)] == [0, 5, 6]
     communicator.tags((1 << 30) - 8)
     assert communicator.tags(3) == 0
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_life_that_ended_with_work_to_do_is_gone_without_a_collector(alone: Alone, when: str) -> None:
+    """A job that is not run any more knows the life, whose queue knows the job. With the life stay gloo's threads and
+    connections: in two hours of trouble a rank that nothing happened to came to have twice as many."""
+    exchange = begun(alone)
+    life = weakref.ref(exchange._communicator)
+    go_on = threading.Event()
+    if when == "while":
+        exchange._communicator.post(lambda: (go_on.wait(), None)[1])
+        submit_all(exchange)
+    alone.communicators.drop(QuorumId(1, 1))
+    if when == "before":
+        submit_all(exchange)
+    go_on.set()
+    exchange.submit_tail(b"alone")
+    with suppress(CommunicatorError):
+        exchange.finish()
+        pytest.fail("it went on")
+    for thread in threading.enumerate():
+        if thread.name.startswith("planaria-exchange"):
+            thread.join()
+    gc.disable()
+    try:
+        del exchange
+        assert life() is None
+    finally:
+        gc.enable()
