@@ -71,7 +71,8 @@ def _stand(agent: Agent, life: Life, rank: RankLife, suspected: bool) -> dict[st
     if suspected:
         written = stacks.size(rank.directory)
         # One that is stopped would answer when it goes on, which says nothing.
-        if rank.pid > 0 and not rank.over and found["process"] not in _STOPPED and stacks.ask(rank.pid):
+        here = rank.pid > 0 and not rank.over and found["process"] not in _STOPPED
+        if here and (stacks.ask(rank.pid) or stacks.ask(rank.pid, insist=True)):  # not yet on a thread
             asyncio.get_running_loop().call_later(stacks.ANSWER_SECONDS, _insist, rank, rank.pid, written)
             place = rank.directory / stacks.FILE
             found |= {"stacks": str(place.relative_to(agent.assignment.directory)), "from": written}

@@ -17,6 +17,7 @@ from pathlib import Path
 from planaria.core.exits import EXIT_FAILED
 from planaria.core.messages import Order, Report
 from planaria.errors import UsageError
+from planaria.wire import stacks
 from planaria.wire.frames import FrameReader, send_frame
 from planaria.wire.page import ProgressPage
 
@@ -54,6 +55,7 @@ class Control:
         self._on_order = on_order
         self._where = where
         self._closing = False
+        stacks.answer_on_a_thread()
         self._thread = threading.Thread(target=self._run, name="planaria-control", daemon=True)
         self._thread.start()
 

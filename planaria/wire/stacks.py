@@ -25,24 +25,31 @@ FILE = "stacks.txt"
 ANSWER_SECONDS = 1.0
 
 _open: list[IO[bytes]] = []
+_calm: list[threading.Thread] = []
 
 
 def answer_in(directory: Path) -> None:
-    """From now on this process writes the stacks of all its threads to ``stacks.txt`` there whenever it is asked. To be
-    called on the main thread, at first before there are others: they take no notice of the signal either."""
+    """From now on this process writes the stacks of all its threads to ``stacks.txt`` there if somebody insists."""
     try:
         file = (directory / FILE).open("ab", buffering=0)
     except OSError:
         return  # nowhere to write to: then there is nothing to answer
     faulthandler.register(INSISTING, file=file, all_threads=True, chain=False)
-    before = _open[:]
+    for before in _open:
+        before.close()
     _open[:] = [file]
-    if before:
-        before[0].close()
+
+
+def answer_on_a_thread() -> None:
+    """And whenever it is asked. Before this a process is what an interpreter makes of a script, without a thread of
+    ours. On the main thread: on another nothing changes. Threads that begin later take no notice of the signal."""
+    if not _open or _calm:
         return
-    signal.signal(SIGNAL, lambda *_: None)  # should a script let it through, it does nothing
-    signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
-    threading.Thread(target=_answer, name="planaria-stacks", daemon=True).start()
+    with suppress(ValueError):  # not the main thread
+        signal.signal(SIGNAL, lambda *_: None)  # should a script let it through, it does nothing
+        signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
+        _calm.append(threading.Thread(target=_answer, name="planaria-stacks", daemon=True))
+        _calm[0].start()
 
 
 def _answer() -> None:

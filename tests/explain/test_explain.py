@@ -198,7 +198,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 STUCK = """
 import ctypes, sys, threading, time
 from pathlib import Path
-from planaria.wire.stacks import answer_in
+from planaria.wire.stacks import answer_in, answer_on_a_thread
 
 def stuck():
     print("here", flush=True)
@@ -213,6 +213,7 @@ def busy():
 how, *where = sys.argv[1:]
 for each in where:
     answer_in(Path(each))
+    answer_on_a_thread()
 if how == "works":
     for _ in range(3):
         threading.Thread(target=busy, daemon=True).start()
