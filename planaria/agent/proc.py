@@ -37,6 +37,9 @@ def _stat(pid: int) -> list[str]:
     return text[text.rindex(")") + 2 :].split()
 
 
+STOPPED = ("T", "t")  # by a signal, or by a debugger: see `state_of`
+
+
 def state_of(pid: int) -> str:
     """One letter: R, S, D, T (stopped), t (traced), Z (zombie); "" if there is no process."""
     return next(iter(_stat(pid)), "")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.agent.proc import is_exiting, state_of
+from planaria.agent.proc import STOPPED, is_exiting, state_of
 from planaria.core.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from planaria.core.liveness import ProgressSample, ProgressWatch
 from planaria.engines.base import Remains
@@ -55,7 +55,7 @@ class RankLife:
             self.view.phase,
             self.view.beat,
             self.view.control_beat,
-            state_of(self.pid) in ("T", "t"),
+            state_of(self.pid) in STOPPED,
             self.view.collectives,
             self.view.guarded,
             self.view.copies is Copies.WHOLE,

@@ -11,15 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from planaria.agent.lives import Life
-from planaria.agent.proc import state_of
+from planaria.agent.proc import STOPPED, state_of
 from planaria.agent.ranklife import RankLife
 from planaria.core.messages import Suspected
 from planaria.wire import stacks
 
 if TYPE_CHECKING:
     from planaria.agent.agent import Agent
-
-_STOPPED = ("T", "t")  # see `state_of`
 
 
 def judge(agent: Agent, life: Life, why: str | None, now: float) -> None:
@@ -71,7 +69,7 @@ def _stand(agent: Agent, life: Life, rank: RankLife, suspected: bool) -> dict[st
     if suspected:
         written = stacks.size(rank.directory)
         # One that is stopped would answer when it goes on, which says nothing.
-        here = rank.pid > 0 and not rank.over and found["process"] not in _STOPPED
+        here = rank.pid > 0 and not rank.over and found["process"] not in STOPPED
         if here and (stacks.ask(rank.pid) or stacks.ask(rank.pid, insist=True)):  # not yet on a thread
             asyncio.get_running_loop().call_later(stacks.ANSWER_SECONDS, _insist, rank, rank.pid, written)
             place = rank.directory / stacks.FILE
@@ -81,6 +79,6 @@ def _stand(agent: Agent, life: Life, rank: RankLife, suspected: bool) -> dict[st
 
 def _insist(rank: RankLife, pid: int, written: int) -> None:
     """Unless it has answered, has ended, or was stopped meanwhile."""
-    here = rank.pid == pid and not rank.over and state_of(pid) not in _STOPPED
+    here = rank.pid == pid and not rank.over and state_of(pid) not in STOPPED
     if here and stacks.size(rank.directory) == written:
         stacks.ask(pid, insist=True)

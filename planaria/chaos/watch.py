@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planaria.agent.proc import state_of
+from planaria.agent.proc import STOPPED, state_of
 from planaria.core.messages import Event, Member, Phase, QuorumId
 from planaria.errors import ProtocolError
 from planaria.wire.page import Commit, PageView, ProgressPage
@@ -46,7 +46,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        return self.alive and state_of(self.pid) in ("T", "t")
+        return self.alive and state_of(self.pid) in STOPPED
 
     def signal(self, signum: int) -> None:
         """ProcessLookupError if it is dead."""

@@ -156,11 +156,12 @@ class FileElector:
         finally:
             self._remove(self._draft.name)
         # A number so old that it has been cleared away can be made once more, by one that slept: nobody will read it.
-        if not made or self._numbers()[-1] != state.number:
+        numbers = self._numbers()
+        if not made or numbers[-1] != state.number:
             return False
         sync_directory(self._path)
         self._mine, self._file = state, draft
-        old = [number for number in self._numbers() if number <= state.number - _KEPT]
+        old = [number for number in numbers if number <= state.number - _KEPT]
         self._remove(*(self._state_path(number).name for number in old))
         return True
 
@@ -257,11 +258,7 @@ class FileElector:
 
 
 def _without_old(jobs: dict[str, str]) -> dict[str, str]:
-    if len(jobs) <= _ENDED:
-        return jobs
-    old = {job for job, text in jobs.items() if _ended(record_from_json(job, text))}
-    for job in list(jobs)[-_ENDED:]:
-        old.discard(job)
+    old = {job for job in list(jobs)[:-_ENDED] if _ended(record_from_json(job, jobs[job]))}
     return {job: text for job, text in jobs.items() if job not in old}
 
 
