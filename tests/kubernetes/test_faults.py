@@ -82,9 +82,10 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between attempts are for a server's sake."""
+    """Pauses between attempts are for a server's sake, and so is it that watches which nothing happens to last."""
     monkeypatch.setattr(keeper, "_PAUSE", (0.05, 0.2))
     monkeypatch.setattr(cache, "_PAUSE", (0.05, 0.2))
+    monkeypatch.setattr("planaria.engines.kubernetes.api.WATCH_SECONDS", 2)
 
 
 async def controlled(place: Place) -> None:
@@ -117,7 +118,7 @@ async def test_whatever_fails_every_group_has_one_pod_and_each_end_leads_to_one_
         await place.server.put(JOBS_PATH, place.server.objects[JOBS_PATH, "j"])
         await place.until(lambda: len(place.running("j")) == 2, "two groups")
         faults = place.proxy.faults
-        # Watches are cut in any case, so what has not come yet will.
+        # Watches end in any case, if nothing else then by the server, so what has not come yet will.
         await place.until(
             lambda: all(faults[each] for each in ("lost answer", "410", "cut watch")), "faults of all kinds"
         )
