@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from planaria.agent.parent import die_with_parent
 from planaria.core.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from planaria.errors import PlanariaError, Recast
+from planaria.files import write_whole
 from planaria.wire.stacks import answer_in
 
 if TYPE_CHECKING:
@@ -214,6 +215,5 @@ def _write_error(message: str, code: int, trace: str | None, error: BaseExceptio
         "traceback": trace,
     }
     with suppress(OSError):
-        partial = Path(directory, "error.json.partial")
-        partial.write_text(json.dumps(content, default=str, indent=2) + "\n")
-        partial.rename(Path(directory, "error.json"))
+        text = json.dumps(content, default=str, indent=2) + "\n"
+        write_whole(Path(directory, "error.json"), text, durable=False)

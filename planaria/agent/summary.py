@@ -10,6 +10,7 @@ from pathlib import Path
 from planaria.agent.lives import Failure
 from planaria.agent.proc import signal_name
 from planaria.core.exits import EXIT_LEFT
+from planaria.files import write_whole
 from planaria.logs import LogFormat, json_line
 
 _RULE = 78
@@ -63,9 +64,7 @@ class Summary:
             "first_failure": _fields(self.failures[0]) if self.failures else None,
             "failures": [_fields(failure) for failure in self.failures],
         }
-        draft = self.directory / "summary.json.partial"
-        draft.write_text(json.dumps(content, indent=2) + "\n")
-        draft.rename(self.path)
+        write_whole(self.path, json.dumps(content, indent=2) + "\n")
 
     def text(self) -> str:
         lost = len(self.failures)

@@ -20,6 +20,7 @@ from planaria.chaos.schedule import Fault, Kind, Moment, Victim
 from planaria.chaos.watch import Life, Process, Watch, children_of, command_of, open_child
 from planaria.core.bitflips import DONE, ORDER
 from planaria.core.messages import Member, Phase
+from planaria.files import write_whole
 
 NOBODY = Member(-1, 0)
 # An exchange of a tiny model lasts milliseconds; looking more often than this would take the processor from
@@ -192,9 +193,7 @@ class Injector:
     def _flip(self, done: Injected, life: Life) -> None:
         """Order it; the rank does it itself, in its next pass through the model."""
         directory = life.directory / f"rank{done.rank}" if done.rank else life.directory
-        draft = directory / f"{ORDER}.new"
-        draft.write_text(f"{done.fault.target} {done.fault.number}")
-        draft.rename(directory / ORDER)
+        write_whole(directory / ORDER, f"{done.fault.target} {done.fault.number}", durable=False)
         self._flipped = life, directory / DONE, done
 
     def _is_over(self, life: Life, record: Path, done: Injected) -> bool:

@@ -18,6 +18,7 @@ from planaria.cli.options import RunOptions, gpus_of, health_watch
 from planaria.cli.supervise import SHOWN, follow, heeded, launch_of, say, terms_of
 from planaria.engines.launch import Launch
 from planaria.engines.local import LocalEngine
+from planaria.files import write_whole
 
 
 async def help_out(options: RunOptions) -> int:
@@ -67,6 +68,4 @@ async def _help_out(options: RunOptions) -> int:
 
 def _write_run(options: RunOptions) -> None:
     content = {"job": options.job, "lighthouse": "", "node": options.node_rank, "pid": os.getpid()}
-    draft = options.log_dir / "run.json.partial"
-    draft.write_text(json.dumps(content, indent=2) + "\n")
-    draft.rename(options.log_dir / "run.json")
+    write_whole(options.log_dir / "run.json", json.dumps(content, indent=2) + "\n", durable=False)

@@ -30,6 +30,7 @@ from planaria.engines.base import Engine
 from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.engines.spread import SpreadEngine, Terms
+from planaria.files import write_whole
 from planaria.logs import LogFormat, event_line, json_line
 from planaria.wire.credentials import ENVIRONMENT as CREDENTIALS
 
@@ -275,9 +276,7 @@ def _write_run(options: RunOptions, address: str, lighthouse: LighthouseChild | 
         "script": options.script,
         "args": list(options.args),
     }
-    draft = options.log_dir / "run.json.partial"
-    draft.write_text(json.dumps(content, indent=2) + "\n")
-    draft.rename(options.log_dir / "run.json")
+    write_whole(options.log_dir / "run.json", json.dumps(content, indent=2) + "\n", durable=False)
 
 
 def follow(pump: LogPump, options: RunOptions, event: Event) -> None:

@@ -37,6 +37,7 @@ from planaria.engines import placing
 from planaria.engines.desk import LighthouseDesk
 from planaria.engines.keeper import GroupHost, HostAway, HostState, Keeper, Tick
 from planaria.errors import UsageError
+from planaria.files import write_whole
 from planaria.logs import LogFormat, json_of
 from planaria.wire.channel import join_address, split_address, split_addresses
 from planaria.wire.credentials import ENVIRONMENT as CREDENTIALS
@@ -267,10 +268,8 @@ class Supervisor:
             "args": list(options.args),
         }
         for name, text in ((LIGHTHOUSE, address), ("run.json", json.dumps(run, indent=2))):
-            draft = options.log_dir / f"{name}.partial"
             with usable(options.log_dir):
-                draft.write_text(text + "\n")
-                draft.rename(options.log_dir / name)
+                write_whole(options.log_dir / name, text + "\n")
 
 
 def _is_free(host: str, port: int) -> bool:

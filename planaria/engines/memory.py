@@ -9,6 +9,7 @@ from pathlib import Path
 from planaria.core.plan import GroupState, NodeFailure
 from planaria.engines.keeper import Life, Memory
 from planaria.errors import UsageError
+from planaria.files import write_whole
 
 
 def read(path: Path) -> Memory:
@@ -32,7 +33,5 @@ def read(path: Path) -> Memory:
 def write(path: Path, memory: Memory) -> str:
     """Whole or not at all. Returns what was written. Raises OSError."""
     text = json.dumps(asdict(memory), default=lambda state: state.value)
-    draft = path.with_name(path.name + ".partial")
-    draft.write_text(text)
-    draft.rename(path)
+    write_whole(path, text)
     return text

@@ -32,10 +32,11 @@ from jax import Array
 
 from planaria.core.messages import Member, Saved
 from planaria.errors import PlanariaError, UsageError
+from planaria.files import sync_directory
 from planaria.jax.on_host import from_host, on_host, stored_as
 from planaria.jax.state import Leaf, State, misfit
 from planaria.jax.world import SoleWorld
-from planaria.rank.durable import MANIFEST, Schedule, make_held, remove, step_of, sweep, sync_directory, unreadable
+from planaria.rank.durable import MANIFEST, Schedule, make_held, remove, step_of, sweep, unreadable
 from planaria.rank.saver import Saver, cause
 from planaria.rank.settings import Settings
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from planaria.core.leadership import Granted, Held, Lost, Renewed
 from planaria.core.roster import LineageRecord
 from planaria.errors import UsageError
+from planaria.files import sync_directory
 from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, record_from_json, record_to_json
-from planaria.lighthouse.store import sync_directory
 from planaria.wire.checks import MAX_NUMBER
 
 _DIGITS = 16

@@ -7,7 +7,6 @@ that opens it is turned away.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from itertools import pairwise
@@ -16,6 +15,7 @@ from pathlib import Path
 from planaria.core.messages import Member, QuorumId
 from planaria.core.roster import LineageRecord, lineage_after
 from planaria.errors import ProtocolError, UsageError
+from planaria.files import sync_directory
 from planaria.wire.checks import MAX_NUMBER
 
 APPLICATION = 0x504C414E  # "PLAN": tells our files from other people's databases
@@ -55,16 +55,7 @@ class Store:
 
         UsageError if the file cannot be used: damaged, of something else, or in use by another lighthouse.
         """
-        store = cls._open(Path(path))
-        try:
-            store.bump_epoch(epoch_floor)
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    @classmethod
-    def _open(cls, path: Path) -> Store:
+        path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             database = _connect(path)
@@ -78,13 +69,17 @@ class Store:
             raise UsageError(f"the lighthouse store {path} is damaged ({error}). {_ADVICE}") from None
         except OSError as error:
             raise UsageError(f"cannot make the directory of the lighthouse store {path}: {error.strerror}") from None
+        store = cls(path, database, 0)
         try:
-            store = cls(path, database, 0)
-            store._verify()
+            try:
+                store._verify()
+            except sqlite3.DatabaseError as error:
+                raise UsageError(f"the lighthouse store {path} is damaged ({error}). {_ADVICE}") from None
             sync_directory(path.parent)
-        except sqlite3.DatabaseError as error:
+            store.bump_epoch(epoch_floor)
+        except (sqlite3.Error, OSError) as error:
             database.close()
-            raise UsageError(f"the lighthouse store {path} is damaged ({error}). {_ADVICE}") from None
+            raise UsageError(f"cannot write the lighthouse store {path}: {error}") from None
         except BaseException:
             database.close()
             raise
@@ -201,12 +196,3 @@ def _previous(record: LineageRecord, last: LineageRecord | None) -> str | None:
         if lineage_after(previous, QuorumId(record.epoch, record.number), record.members) == record.lineage:
             return previous
     return None
-
-
-def sync_directory(path: Path) -> None:
-    """A new file is only durable once its directory's entry is."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from planaria.core.messages import NO_QUORUM, QuorumId
+from planaria.files import write_whole
 
 # A killed rank loses at most this much of its log; its peers wrote the same lines, but for those that have just healed:
 # ``flush`` before somebody heals.
@@ -45,10 +46,8 @@ class Journal:
         if self._directory is None:
             return
         body = {"step": step, "digest": digest, "metrics": dict(metrics)}
-        draft = self._directory / "result.json.new"
         with suppress(OSError):  # the lighthouse is told as well
-            draft.write_text(json.dumps(body, indent=1) + "\n")
-            os.replace(draft, self._directory / "result.json")
+            write_whole(self._directory / "result.json", json.dumps(body, indent=1) + "\n", durable=False)
 
     def close(self) -> None:
         if self._file is not None:

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from planaria.rank.durable import MANIFEST, damaged, make_held, sweep, sync_directory, unreadable
+from planaria.files import sync_directory
+from planaria.rank.durable import MANIFEST, damaged, make_held, sweep, unreadable
 from planaria.torch.checkpoint_files import Checkpoint, Stored, Whole, dtype_name
 
 # What is hashed is written while it is still in the cache.

@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 
 from planaria.errors import UsageError
+from planaria.files import write_whole
 from planaria.train.config import Config
 
 # Characters of a file that are taken at once: bounds memory, and is far beyond what a tokenizer merges.
@@ -217,9 +218,8 @@ def _build(source: Source, tokenizer: Tokenizer, path: Path, note: Path, kind: n
         os.fsync(file.fileno())
     os.replace(partial, path)
     # Written last: who finds it finds the tokens.
-    draft = note.with_suffix(".draft")
-    draft.write_text(json.dumps({"tokens": count, "digest": hasher.hexdigest(), "source": repr(source)}) + "\n")
-    os.replace(draft, note)
+    about = {"tokens": count, "digest": hasher.hexdigest(), "source": repr(source)}
+    write_whole(note, json.dumps(about) + "\n")
 
 
 @contextmanager

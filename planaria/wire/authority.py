@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from planaria.errors import UsageError
+from planaria.files import write_whole
 from planaria.wire.credentials import AUTHORITY
 from planaria.wire.roles import AGENT_NAME, LIGHTHOUSE_NAME, Role
 
@@ -134,16 +134,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable by others on the way."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
+        write_whole(path, data.decode(), mode=mode)
     except OSError as error:
-        with suppress(OSError):
-            new.unlink()
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None

@@ -9,7 +9,6 @@ with the same bits; or it is refused.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 from planaria.core.fingerprint import SOFT
 from planaria.core.messages import QuorumId
 from planaria.errors import UsageError
+from planaria.files import write_whole
 
 FILE = "membership.json"
 VERSION = 2
@@ -132,13 +132,7 @@ def write(directory: Path, script: Script, quorum: QuorumId, durably: bool = Tru
         "syncs": script.syncs,
         "changes": script.membership.changes,
     }
-    draft = directory / f"{FILE}.new"
-    with draft.open("w") as file:
-        json.dump(body, file)
-        file.flush()
-        if durably:
-            os.fsync(file.fileno())
-    os.replace(draft, directory / FILE)
+    write_whole(directory / FILE, json.dumps(body), durable=durably)
 
 
 def read(path: Path) -> Script:

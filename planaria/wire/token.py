@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.errors import PlanariaError, UsageError
+from planaria.files import write_whole
 from planaria.wire.roles import Role
 
 ENVIRONMENT = "PLANARIA_TOKEN_FILE"
@@ -143,12 +144,8 @@ def make(path: Path, roles: Sequence[Role]) -> Path:
         kept = [secret.hex() for other, secret in old if other is role]
         fresh = [secrets.token_hex(32)] if role in roles else []
         lines += [f"{role.value} {secret}" for secret in (fresh + kept)[:2]]
-    newer = path.with_name(path.name + ".new")
     try:
-        descriptor = os.open(newer, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write("\n".join(lines) + "\n")
-        newer.replace(path)
+        write_whole(path, "\n".join(lines) + "\n", mode=0o600)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return path

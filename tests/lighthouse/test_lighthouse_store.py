@@ -240,3 +240,23 @@ def test_the_largest_epoch_is_the_last(path: Path) -> None:
     assert Store.open(path, epoch_floor=2**32 - 2).epoch == 2**32 - 1
     with pytest.raises(UsageError, match="would take epoch 4294967296"):
         Store.open(path.with_name("other.db"), epoch_floor=2**32 - 1)
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounts a small disk")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(tmp_path)]).returncode:
+        pytest.skip("cannot mount")
+    try:
+        Store.open(tmp_path / "lighthouse.db").close()
+        with (tmp_path / "rest").open("wb", buffering=0) as rest, pytest.raises(OSError, match="No space left"):
+            while True:
+                rest.write(bytes(4096))
+        with pytest.raises(UsageError, match=r"lighthouse store .*: database or disk is full"):
+            Store.open(tmp_path / "lighthouse.db")
+        (tmp_path / "rest").unlink()
+        store = Store.open(tmp_path / "lighthouse.db")
+        assert store.epoch == 2
+        store.close()
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
