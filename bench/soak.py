@@ -5,8 +5,8 @@
 Groups of two ranks (FSDP2, with step.guard(), so that single ranks are replaced in living groups) train under kills,
 stops and lost lighthouses at a fixed seed. Lighthouse, agent and ranks are sampled meanwhile: memory, threads, files,
 sockets, shared memory. What rises with the number of faults (bench/growth.py) is a leak and fails the run, as does a
-hash that is not that of one quiet group. When the time is over no fault comes any more, and what is left of the steps
-is made without pauses; Ctrl-C shows what was found until then.
+hash that is not that of one quiet group, which trains beside them at the lowest priority. When the time is over no
+fault comes any more, and what is left of the steps is made without pauses; Ctrl-C shows what was found until then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import growth, report
 from planaria.chaos import schedule
 from planaria.chaos.inject import Injected
-from planaria.chaos.session import LocalRun, Script, trouble
+from planaria.chaos.session import LocalRun, Script, end, run_command, spawn, trouble
 from planaria.chaos.verify import read_records
 from planaria.chaos.watch import Watch, agent_pid
 from planaria.core.messages import Event
@@ -84,13 +84,25 @@ def digests(directory: Path) -> set[str]:
     return {record.digest for record in read_records([directory]).values() if record.digest}
 
 
-def quiet(words: Sequence[str], directory: Path) -> set[str]:
-    run = LocalRun(Script(SCRIPT, tuple(words), 1, None, "cpu"), directory, ("--nproc-per-group", str(RANKS)))
-    done = trouble(run, (), 1, lambda *_: None)
-    done.watch.close()
-    if done.exit_code != 0:
-        raise PlanariaError(f"the quiet run ended with exit code {done.exit_code}; see {run.log}")
-    return digests(directory)
+class Quiet:
+    """A run of the same without faults. It takes as long, so it is made beside the other, of what that leaves of the
+    machine. ``stop`` it."""
+
+    def __init__(self, words: Sequence[str], directory: Path) -> None:
+        self._directory, self._log = directory, directory / "run.log"
+        directory.mkdir(parents=True, exist_ok=True)
+        script = Script(SCRIPT, tuple(words), 1, None, "cpu", RANKS)
+        command = ["nice", "-n", "19", *run_command(script, directory, ["--quiet"])]
+        self._process = spawn(command, dict(os.environ), self._log)
+
+    def digests(self) -> set[str]:
+        """Once it has ended. Raises PlanariaError."""
+        if (code := self._process.wait()) != 0:
+            raise PlanariaError(f"the quiet run ended with exit code {code}; see {self._log}")
+        return digests(self._directory)
+
+    def stop(self) -> None:
+        end(self._process)
 
 
 def table(found: dict[str, list[growth.Sample]]) -> tuple[list[str], list[str]]:
@@ -126,11 +138,19 @@ def trials(args: argparse.Namespace) -> list[schedule.Fault]:
 
 
 def soak(args: argparse.Namespace, directory: Path) -> int:
+    steps = max(20, int(args.minutes * 60 / STEP))
+    words = ("fsdp", "--guard", "--steps", str(steps))
+    quiet = Quiet(words, directory / "quiet")
+    try:
+        return compared(args, directory, steps, words, quiet)
+    finally:
+        quiet.stop()
+
+
+def compared(args: argparse.Namespace, directory: Path, steps: int, words: Sequence[str], quiet: Quiet) -> int:
     seconds, hurry = args.minutes * 60, directory / "hurry"
     hurry.unlink(missing_ok=True)
-    steps = max(20, int(seconds / STEP))
     faults = trials(args)
-    words = ("fsdp", "--guard", "--steps", str(steps))
     options = ("--quiet", "--nproc-per-group", str(RANKS), "--max-replacements", str(100 + 4 * len(faults)))
     script = Script(SCRIPT, (*words, "--pause", str(PAUSE), "--hurry", str(hurry)), args.groups, None, "cpu")
     run = LocalRun(script, directory / "run", options)
@@ -151,7 +171,7 @@ def soak(args: argparse.Namespace, directory: Path) -> int:
     if troubled.exit_code != 0:
         print(f"the run ended with exit code {troubled.exit_code}; see {run.log}", file=sys.stderr)
         return 1
-    found, wanted = digests(directory / "run"), quiet(words, directory / "quiet")
+    found, wanted = digests(directory / "run"), quiet.digests()
     same = found == wanted and len(wanted) == 1
     print(f"hash: {', '.join(sorted(found))}: {'that of a quiet run' if same else f'NOT {wanted}'}")
     if (now := len(list(SHM.iterdir())) if SHM.is_dir() else 0) > shm:
