@@ -39,7 +39,8 @@ from planaria.engines.local import LocalEngine
 from planaria.engines.nodestream import NodeStream, Word, listen
 from planaria.errors import ProtocolError, UsageError
 from planaria.wire.channel import split_address
-from planaria.wire.codec import PROTOCOL, encode_order
+from planaria.wire.checks import PROTOCOL
+from planaria.wire.codec import encode_order
 
 
 @dataclass(frozen=True, slots=True)

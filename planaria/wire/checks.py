@@ -1,4 +1,4 @@
-"""The limits of what may travel, checked in both directions so that nobody sends what a peer would refuse."""
+"""The version and the limits of what may travel, checked in both directions: nobody sends what a peer would refuse."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from planaria.core.messages import Member, QuorumId
 from planaria.errors import ProtocolError
 from planaria.wire import control_pb2 as pb
 
+# Raised whenever an old and a new release would misunderstand each other; checked in Hello and in Welcome.
+PROTOCOL = 5
 # A quorum of MAX_MEMBERS members with full addresses is about half of it; anything larger is not ours.
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_MEMBERS = 1 << 14
@@ -22,6 +24,13 @@ MAX_EVENTS = 4096
 MAX_FACTS = 256
 MAX_NAME = 256  # jobs, agents, hosts, addresses, digests, keys
 MAX_TEXT = 4096  # free text for people; longer text is cut by the sender
+
+
+def same_protocol(theirs: int, who: str) -> None:
+    if theirs != PROTOCOL:
+        raise ProtocolError(
+            f"{who} speaks protocol {theirs}, this side {PROTOCOL}: install one release of planaria on both"
+        )
 
 
 def integer(value: int, low: int, high: int, what: str) -> int:

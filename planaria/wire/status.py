@@ -7,8 +7,9 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.wire import checks
 from planaria.wire import control_pb2 as pb
 from planaria.wire.checks import clip, count, decode_facts, decode_member, decode_quorum_id, name, names, text
-from planaria.wire.codec import guarded, links_in, links_out, phase_in, phase_out
+from planaria.wire.codec import guarded
 from planaria.wire.quorums import decode_quorum, encode_quorum
+from planaria.wire.reports import links_in, links_out, phase_in, phase_out
 
 
 def encode_event(event: Event) -> pb.Event:

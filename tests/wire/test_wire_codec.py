@@ -40,7 +40,8 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.errors import ProtocolError
 from planaria.wire import checks, codec, status
 from planaria.wire import control_pb2 as pb
-from planaria.wire.quorums import publish_frame
+from planaria.wire.checks import PROTOCOL
+from planaria.wire.quorums import decode_quorum, encode_quorum, publish_frame
 
 MEMBER = Member(1, 0)
 QUORUM = Quorum(QuorumId(3, 4), (Member(0, 0), MEMBER), ("a:1", "b:2"), True, "abc", "group 2 lost")
@@ -85,7 +86,7 @@ def test_statuses_round_trip(job: JobStatus) -> None:
 def test_the_memory_of_the_newest_quorum_never_mixes_quorums_up(several: list[Quorum], data: st.DataObject) -> None:
     for _ in range(6):
         quorum = data.draw(st.sampled_from(several))
-        assert codec.decode_quorum(codec.encode_quorum(quorum)) == quorum
+        assert decode_quorum(encode_quorum(quorum)) == quorum
 
 
 PARSERS: list[Callable[[bytes], object]] = [
@@ -180,16 +181,16 @@ SENSELESS_REPORTS: list[tuple[str, pb.Report]] = [
     ("4097 characters", pb.Report(trouble=pb.Trouble(text="x" * 4097))),
     ("257 characters", pb.Report(ready=pb.Ready(address="x" * 257))),
     ("protocol 0", pb.Report(hello=pb.Hello(agent="a"))),
-    ("install one release", pb.Report(hello=pb.Hello(agent="a", protocol=codec.PROTOCOL + 1))),
-    ("agent's name is empty", pb.Report(hello=pb.Hello(protocol=codec.PROTOCOL))),
-    ("job's name is empty", pb.Report(hello=pb.Hello(agent="a", protocol=codec.PROTOCOL))),
+    ("install one release", pb.Report(hello=pb.Hello(agent="a", protocol=PROTOCOL + 1))),
+    ("agent's name is empty", pb.Report(hello=pb.Hello(protocol=PROTOCOL))),
+    ("job's name is empty", pb.Report(hello=pb.Hello(agent="a", protocol=PROTOCOL))),
     (
         "number of groups is 0",
-        pb.Report(hello=pb.Hello(agent="a", protocol=codec.PROTOCOL, spec=pb.JobSpec(job="j"))),
+        pb.Report(hello=pb.Hello(agent="a", protocol=PROTOCOL, spec=pb.JobSpec(job="j"))),
     ),
     (
         "policy 0",
-        pb.Report(hello=pb.Hello(agent="a", protocol=codec.PROTOCOL, spec=pb.JobSpec(job="j", groups=1, min_groups=1))),
+        pb.Report(hello=pb.Hello(agent="a", protocol=PROTOCOL, spec=pb.JobSpec(job="j", groups=1, min_groups=1))),
     ),
 ]
 
