@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from planaria.engines.devices import Gpus
 from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.wire.credentials import ENVIRONMENT
+from tests.ports import free_address
 
 # Of a broken test only: processes end by themselves, and a loaded machine takes many times as long as a quiet one.
 PATIENCE = 150.0
@@ -96,9 +96,7 @@ async def make_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Engine]]:
 @pytest.fixture
 def address() -> str:
     """A free one, on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return free_address()
 
 
 class Run:

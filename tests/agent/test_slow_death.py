@@ -251,10 +251,7 @@ def test_the_others_go_on_before_it_is_gone(start_run: StartRun, killed: int) ->
     everything_ended(run, *pids)
 
 
-def test_on_another_node(start_run: StartRun) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+def test_on_another_node(start_run: StartRun, address: str) -> None:
     words = ("--groups", "2", "--nnodes", "2", "--group-addr", address)
     script = (SPEAKER, "200", "0.02", "slow-death", "hold")
     run = start_run(*words, *script)
