@@ -63,9 +63,7 @@ async def test_one_that_dies_or_falls_silent_is_started_again(tmp_path: Path) ->
     assert not any(running(pid) for pid in seen)
 
 
-async def test_one_that_is_slow_to_start_again_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_is_slow_to_start_again_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver, or a loaded machine: its rounds have come quickly before, but every process begins with a long one."""
     monkeypatch.setattr("planaria.agent.sensors._MODULE", "slow_sensor")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{HOME}")

@@ -2,8 +2,8 @@
 
 Every living rank commits on its own; nothing is exchanged. What it hears is kept in ``heard``, one order a line.
 Arguments: steps, seconds between two steps, and words that change its behaviour; ``WORD@RANK`` is for one rank only.
-With the word ``hold`` the second half is not begun before a file ``release`` lies where it runs: whatever a test does to
-a job has its consequences before the end, however slow the machine is.
+With the word ``hold`` the second half is not begun before a file ``release`` lies where it runs: what a test does to a
+job has its consequences before the end, however slow the machine is.
 """
 
 from __future__ import annotations
