@@ -43,8 +43,8 @@ async def read_out(
 ) -> None:
     """Run ``sensor`` until cancelled, or until it says that there is nothing to read: it is started again if it dies,
     and if it falls silent. ``take`` gets every round of readings, ``note`` sentences for people. No process is left."""
-    # Three rounds missed are a silence worth a restart; the first round may start the driver, which takes long.
-    silences = Silences(Rule(3 * sensor.every, 3.0, 12 * sensor.every, STARTING.floor))
+    # Three rounds missed are a silence worth a restart.
+    silences = Silences(Rule(3 * sensor.every, 3.0, 12 * sensor.every, 12 * sensor.every))
     while True:
         try:
             process, reader = await _start(sensor, log)
@@ -89,19 +89,23 @@ async def _listen(
     note: Callable[[str], None],
 ) -> float:
     """Pass on what it says until it ends. Returns for how long it was silent if that was too long, else 0."""
-    heard = time.monotonic()
+    heard, begins = time.monotonic(), True
     while True:
+        # The first round of each process may start the driver, which takes long, and says nothing of the others.
+        limit = STARTING.floor if begins else silences.limit
         try:
-            async with asyncio.timeout(None if sensor.guards_itself else silences.limit):
+            async with asyncio.timeout(None if sensor.guards_itself else limit):
                 line = await reader.readline()
         except TimeoutError:
             return time.monotonic() - heard
         if not line.endswith(b"\n"):
             return 0.0
-        silences.ended(time.monotonic() - heard)
+        if not begins:
+            silences.ended(time.monotonic() - heard)
         heard = time.monotonic()
         said = json.loads(line)
         if "note" in said:
             note(str(said["note"]))
         else:
+            begins = False
             take([reading_from(facts) for facts in said["readings"]])

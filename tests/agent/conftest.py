@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,10 @@ from planaria.engines.devices import Gpus
 from planaria.engines.launch import Launch, directory_of
 from planaria.engines.local import LocalEngine
 from planaria.wire.credentials import ENVIRONMENT
+from tests.ports import free_address
 
+# Of a broken test only: processes end by themselves, and a loaded machine takes many times as long as a quiet one.
+PATIENCE = 150.0
 SCRIPTS = Path(__file__).parent / "scripts"
 HOME = Path(__file__).resolve().parents[2]
 
@@ -94,9 +96,7 @@ async def make_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Engine]]:
 @pytest.fixture
 def address() -> str:
     """A free one, on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return free_address()
 
 
 class Run:
@@ -130,17 +130,26 @@ class Run:
             )
 
     def wait(self) -> int:
-        return self.process.wait(60)  # a deadline for a broken test only; a run ends by itself
+        return self.process.wait(PATIENCE)
+
+    def release(self) -> None:
+        """Let ranks that were told to ``hold`` make the second half of their steps."""
+        (self.directory / "release").touch()
+
+    def end(self) -> int:
+        """Release them, and wait."""
+        self.release()
+        return self.wait()
 
     def interrupt(self, signum: int = signal.SIGINT) -> None:
         self.process.send_signal(signum)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         try:
-            lines = (self.logs / "events.jsonl").read_text().splitlines()
+            lines = (self.logs / "events.jsonl").read_text().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        events = [json.loads(line) for line in lines]
+        events = [json.loads(line) for line in lines if line.endswith("\n")]  # one may be half written
         return [event for event in events if kind is None or event["kind"] == kind]
 
     def until(self, condition: Callable[[], Any]) -> Any:

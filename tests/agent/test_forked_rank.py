@@ -193,10 +193,10 @@ async def test_script_with_a_syntax_error(make_engine: MakeEngine) -> None:
 
 async def test_exit_handlers_and_threads_end_as_usual(make_engine: MakeEngine) -> None:
     engine = make_engine(
-        "import atexit, threading, time\n"
+        "import atexit, threading\n"
         "word = 'last'\n"
         "atexit.register(lambda: print(word))\n"
-        "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread'))).start()\n"
         "print('main')\n"
     )
     assert (await ended(engine)).returncode == 0

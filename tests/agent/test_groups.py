@@ -43,11 +43,12 @@ def pids(run: Run, group: int, incarnation: int = 0) -> list[int]:
 
 
 def test_a_job_of_groups(start_run: StartRun) -> None:
-    run = start_run("--groups", "2", *OF_THREE, SPEAKER, "60", "0.02", "late@2", "linger@1")
+    run = start_run("--groups", "2", *OF_THREE, SPEAKER, "60", "0.02", "late@2", "linger@1", "hold")
     everybody = [*pids(run, 0), *pids(run, 1)]
     run.until(lambda: run.step_of(1) >= 3)
     os.kill(everybody[0], signal.SIGKILL)  # a new quorum, and another one when it is back
-    assert run.wait() == 0, run.err.read_text()
+    run.until(lambda: run.step_of(0, 1) >= 1)
+    assert run.end() == 0, run.err.read_text()
     for rank in RANKS:
         assert f"[rg1:rank{rank}] finished 60 steps" in run.out.read_text()
     assert {"stdout.log", "stderr.log", "progress"} <= {path.name for path in home(run, 1, 2).iterdir()}
@@ -58,7 +59,7 @@ def test_a_job_of_groups(start_run: StartRun) -> None:
 
 
 def test_one_rank_lost_is_the_group_lost(start_run: StartRun) -> None:
-    run = start_run("--groups", "2", *OF_THREE, SPEAKER, "150", "0.02")
+    run = start_run("--groups", "2", *OF_THREE, SPEAKER, "150", "0.02", "hold")
     old = pids(run, 1)
     run.until(lambda: run.step_of(1) >= 3)
     with OperatorClient(json.loads((run.logs / "run.json").read_text())["lighthouse"]) as operator:
@@ -67,7 +68,7 @@ def test_one_rank_lost_is_the_group_lost(start_run: StartRun) -> None:
     assert not any(running(pid) for pid in old), "all were gone before the first new one came"
     run.until(lambda: run.step_of(1, 1) >= 1)
     assert all(running(pid) for pid in new)
-    assert run.wait() == 0, run.err.read_text()
+    assert run.end() == 0, run.err.read_text()
     summary = run.summary()
     assert summary["replacements"] == 1 and len(summary["failures"]) == 1
     first = summary["first_failure"]
@@ -112,12 +113,13 @@ def test_an_orderly_stop_waits_for_every_rank(start_run: StartRun) -> None:
 
 
 def test_a_stopped_rank_makes_its_group_suspicious(start_run: StartRun) -> None:
-    run = start_run("--groups", "2", *OF_THREE, SPEAKER, "400", "0.02")
+    run = start_run("--groups", "2", *OF_THREE, SPEAKER, "150", "0.02", "hold")
     old = pids(run, 1)
     run.until(lambda: run.step_of(1, rank=2) >= 3)
     os.kill(old[2], signal.SIGSTOP)
     run.until(lambda: run.events("suspect"))
-    assert run.wait() == 0, run.err.read_text()
+    run.until(lambda: run.step_of(1, 1) >= 1)
+    assert run.end() == 0, run.err.read_text()
     assert "group 1 (incarnation 0): rank 2: the process is stopped" in run.events("suspect")[0]["text"]
     first = run.summary()["first_failure"]
     assert (first["rank"], first["signal"]) == (2, 9) and "rank 2: the process is stopped" in first["message"]

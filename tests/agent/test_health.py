@@ -59,7 +59,15 @@ def site(tmp_path: Path) -> Callable[..., Site]:
     return make
 
 
+HANGS = "did not end within"
+
+
 def told(run: Run) -> list[str]:
+    """But for a command that is slow: these are due every tenth of a second, and a loaded machine takes longer."""
+    return [text for text in all_told(run) if HANGS not in text]
+
+
+def all_told(run: Run) -> list[str]:
     return [event["text"] for event in run.events("health")]
 
 
@@ -166,9 +174,9 @@ def test_a_command_that_hangs_is_killed_and_told_and_nothing_is_left(
 ) -> None:
     here = site("#!/bin/sh\nsleep 1000 &\necho $! >> checks\nwait\n")
     run = start_run("--groups", "2", "--health", "rules.toml", SPEAKER, *LONG)
-    run.until(lambda: any("did not end within" in text and "it was killed" in text for text in told(run)))
+    run.until(lambda: any(HANGS in text and "it was killed" in text for text in all_told(run)))
     run.until(lambda: len(here.checks()) >= 3)  # it is tried again, and again
-    assert len(told(run)) == 1, "but told once"
+    assert len(all_told(run)) == 1, "but told once"
     assert not running(here.checks()[0])
     stopped(run)
     run.until(lambda: not any(running(pid) for pid in here.checks()))

@@ -80,5 +80,7 @@ async def test_a_lighthouse_that_was_started_again_hears_who_waits_to_leave(
     assert around.asked == []
     around.answers = ["no running group 1", "it is the only one that works"]
     orders.obey(Welcome(4))
-    await asyncio.sleep(0.2)
+    while len(around.asked) < 3:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
     assert around.asked == [1, 1, 1], "until it has let go of it"

@@ -29,10 +29,11 @@ def objects(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_with_a_kill(start_run: Callable[..., Run]) -> None:
-    run = start_run("--groups", "2", "--log-format", "json", SPEAKER, "60", "0.02")
+    run = start_run("--groups", "2", "--log-format", "json", SPEAKER, "60", "0.02", "hold")
     run.until(lambda: run.step_of(1) >= 3)
     os.kill(run.pid_of(1), signal.SIGKILL)
-    assert run.wait() == 0
+    run.until(lambda: run.step_of(1, 1) >= 30)  # by a planned quorum
+    assert run.end() == 0
     told = objects(run.err)
     job = json.loads((run.logs / "run.json").read_text())["job"]
     assert {each["job"] for each in told} == {job}

@@ -51,10 +51,10 @@ def heard(logs: Path, group: int, rank: int, incarnation: int = 0) -> list[str]:
 def noted(run: Run, part: str, logs: Path | None = None) -> bool:
     """Whether the run's record (or another one of the same run) says so."""
     try:
-        lines = ((logs or run.logs) / "events.jsonl").read_text().splitlines()
+        lines = ((logs or run.logs) / "events.jsonl").read_text().splitlines(keepends=True)
     except FileNotFoundError:
         return False
-    return any(part in json.loads(line)["text"] for line in lines)
+    return any(part in json.loads(line)["text"] for line in lines if line.endswith("\n"))
 
 
 def gone(*those: int) -> bool:
@@ -63,7 +63,7 @@ def gone(*those: int) -> bool:
 
 def test_ranks_on_two_nodes_are_one_group(start_run: StartRun, networks: Networks) -> None:
     words = ("--groups", "2", "--nproc-per-group", "2", "--nnodes", "2", "--group-addr", f"{networks.address(0)}:29520")
-    script = (SPEAKER, "200", "0.03", "crash-once@3")
+    script = (SPEAKER, "200", "0.03", "crash-once@3", "hold")
     one = start_run(*words, "--node-rank", "1", *script, namespace=networks.of(1))  # it may come first
     zero = start_run(*words, *script, namespace=networks.of(0))
     first = [*pids(zero, 0, 4), *pids(zero, 1, 4)]
@@ -72,7 +72,9 @@ def test_ranks_on_two_nodes_are_one_group(start_run: StartRun, networks: Network
     zero.until(lambda: zero.step_of(1, 1) >= 3)
     os.kill(second[2], signal.SIGKILL)
     third = pids(zero, 1, 4, 2)
-    assert (zero.wait(), one.wait()) == (0, 0), zero.err.read_text() + one.err.read_text()
+    zero.until(lambda: zero.step_of(1, 2) >= 1)
+    one.release()
+    assert (zero.end(), one.wait()) == (0, 0), zero.err.read_text() + one.err.read_text()
     crash, kill = zero.summary()["failures"]
     assert (crash["rank"], crash["exit_code"], crash["message"]) == (3, 1, "ValueError: boom at step 2")
     assert crash["log_file"].endswith("node1/rg1/i0/rank3/stderr.log")

@@ -234,7 +234,7 @@ def lost(run: Run) -> bool:
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_others_go_on_before_it_is_gone(start_run: StartRun, killed: int) -> None:
-    run = start_run("--groups", "2", "--nproc-per-group", "2", SPEAKER, "200", "0.02", "slow-death")
+    run = start_run("--groups", "2", "--nproc-per-group", "2", SPEAKER, "200", "0.02", "slow-death", "hold")
     pids = [run.pid_of(1, rank=rank) for rank in range(2)]
     run.until(lambda: run.step_of(0) >= 2 and run.step_of(1, rank=1) >= 2)
     death = SlowDeath(pids[killed], directory_of(run.logs, VICTIM, killed))
@@ -243,19 +243,17 @@ def test_the_others_go_on_before_it_is_gone(start_run: StartRun, killed: int) ->
     assert not run.events("exit") and not death.over
     assert f"rank {killed}: killed by SIGKILL" in run.events("lost")[0]["text"]
     death.let_go()
-    assert run.wait() == 0, run.err.read_text()
+    run.until(lambda: run.step_of(1, 1) >= 1)
+    assert run.end() == 0, run.err.read_text()
     (failure,) = run.summary()["failures"]
     assert (failure["rank"], failure["signal"]) == (killed, 9)
     assert [event["data"]["group"] for event in run.events("recovered")] == [1]
     everything_ended(run, *pids)
 
 
-def test_on_another_node(start_run: StartRun) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+def test_on_another_node(start_run: StartRun, address: str) -> None:
     words = ("--groups", "2", "--nnodes", "2", "--group-addr", address)
-    script = (SPEAKER, "200", "0.02", "slow-death")
+    script = (SPEAKER, "200", "0.02", "slow-death", "hold")
     run = start_run(*words, *script)
     other = start_run(*words, "--node-rank", "1", *script)
     victim = run.pid_of(1, rank=1)
@@ -267,7 +265,9 @@ def test_on_another_node(start_run: StartRun) -> None:
     assert not run.events("exit") and not death.over
     assert "rank 1: killed by SIGKILL" in run.events("lost")[0]["text"]
     death.let_go()
-    assert (run.wait(), other.wait()) == (0, 0), run.err.read_text()
+    run.until(lambda: run.step_of(1, 1) >= 1)
+    other.release()
+    assert (run.end(), other.wait()) == (0, 0), run.err.read_text()
     (failure,) = run.summary()["failures"]
     assert (failure["rank"], failure["signal"]) == (1, 9)
     everything_ended(run, victim)

@@ -7,7 +7,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from planaria.engines.kubernetes.crd import definition
 from planaria.engines.kubernetes.deploy import cluster_manifests, manifests
 from planaria.wire import authority
 from tests.kubernetes.process_kubelet import Kubelet
+from tests.ports import free_ports
 from tools.kube_control_plane import binaries, etcd
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ class Cluster:
 
     def start(self) -> None:
         where, here = binaries(), self.directory
-        clients, peer, port = _free_ports(3)
+        clients, peer, port = free_ports(3)
         url = f"http://127.0.0.1:{clients}"
         peers = f"http://127.0.0.1:{peer}"
         etcd_flags = ["--data-dir", str(here / "etcd"), "--unsafe-no-fsync", "--listen-client-urls", url]
@@ -343,13 +343,3 @@ class Space:
             lines.append(f"--- {name} {pod['spec'].get('nodeName')} {pod.get('status', {}).get('phase')}")
             lines += self.cluster.kubelet.log(name).splitlines()[-12:]
         return "\n".join(lines)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from lighthouse_clients import ROOT, FakeAgent, Lighthouse, link_that_notes
+from lighthouse_clients import PATIENCE, ROOT, FakeAgent, Lighthouse, link_that_notes
 
 from planaria.agent.link import Link
 from planaria.core.messages import Hello, JobSpec
@@ -251,7 +251,7 @@ def test_certificates_that_have_expired_are_told_at_the_start(
         "--store",
         str(tmp_path / "db2"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert done.returncode == 2 and "lighthouse.pem is valid from" in done.stderr and done.stdout == ""
     assert not (tmp_path / "db2").exists(), "before a store is made"
 

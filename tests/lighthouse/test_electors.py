@@ -9,13 +9,14 @@ from pathlib import Path
 
 import elector_stores as stores
 import pytest
-from elector_stores import LEASE, Store
+from elector_stores import LEASE, LONG, Store
 
 from planaria.core.leadership import Granted, Held, Lost, Renewed
 from planaria.core.messages import Member, QuorumId
 from planaria.core.roster import LineageRecord, lineage_after
 from planaria.errors import UsageError
 from planaria.lighthouse.elector import Deposed, Elector, StoreAway, open_elector
+from tests.ports import free_ports
 
 KINDS = ("file", "etcd", "etcd with TLS", "Lease", "Lease, stand-in")
 
@@ -56,7 +57,7 @@ def lead(elector: Elector, floor: int = 0) -> int:
 
 
 def test_one_leads_and_its_epoch_is_above_all_before(store: Store) -> None:
-    a, b = store.candidate(), store.candidate()
+    a, b = store.candidate(LONG), store.candidate(LONG)
     first = lead(a)
     assert held(b.acquire("y:2", 0, "")).address == "x:1"
     assert a.renew() == Renewed()
@@ -69,7 +70,7 @@ def test_one_leads_and_its_epoch_is_above_all_before(store: Store) -> None:
 
 
 def test_the_next_leader_knows_the_newest_quorum_and_the_former_adds_none(store: Store) -> None:
-    a, b = store.candidate(), store.candidate()
+    a, b = store.candidate(LONG), store.candidate(LONG)
     lead(a)
     for job in ("job", "another/job: é"):
         assert a.last(job) is None
@@ -92,7 +93,8 @@ def test_the_next_leader_knows_the_newest_quorum_and_the_former_adds_none(store:
 
 def test_a_lease_that_is_not_renewed_lapses_and_one_that_is_does_not(store: Store) -> None:
     """Without a release: the leader was killed. The candidates here are as patient as ``core.leadership`` is."""
-    a, b = store.candidate(), store.candidate()
+    seconds = LEASE if store.where.startswith("etcd:") else LONG  # which waits for its end itself
+    a, b = store.candidate(seconds), store.candidate(seconds)
     first = lead(a)
     stamp = held(b.acquire("y:2", 0, "")).stamp
     assert a.renew() == Renewed()
@@ -135,9 +137,9 @@ def test_a_store_that_does_not_answer_is_said_to_be_away(tmp_path: Path) -> None
 def test_a_second_address_of_etcd_is_asked_if_the_first_is_away(tmp_path: Path) -> None:
     store = stores.etcd_store(tmp_path)
     try:
-        (port,) = stores.free_ports(1)
+        (port,) = free_ports(1)
         url = store.where.removeprefix("etcd:")
-        elector = open_elector(f"etcd:http://127.0.0.1:{port},{url}", LEASE, None)
+        elector = open_elector(f"etcd:http://127.0.0.1:{port},{url}", LONG, None)
         assert lead(elector) and elector.renew() == Renewed()
         elector.close()
     finally:

@@ -102,9 +102,9 @@ def ready(lighthouse: Lighthouse) -> tuple[int, str]:
 
 
 def page(lighthouse: Lighthouse, path: str) -> tuple[int, str]:
-    """(status, body); 0 if there is no answer, as from one that was stopped."""
+    """(status, body); 0 if there is no answer, as from one that was killed. None that was stopped is asked."""
     try:
-        with urllib.request.urlopen(f"http://{lighthouse.listening['http']}/{path}", timeout=0.5) as answer:
+        with urllib.request.urlopen(f"http://{lighthouse.listening['http']}/{path}", timeout=PATIENCE) as answer:
             return int(answer.status), answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

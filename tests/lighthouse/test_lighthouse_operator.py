@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from planaria.errors import PlanariaError, UsageError
 from planaria.lighthouse.client import OperatorClient
 from planaria.lighthouse.server import Server
 from planaria.lighthouse.store import Store
+from tests.ports import free_address
 
 T = TypeVar("T")
 
@@ -269,10 +269,7 @@ def test_a_run_that_lives_is_found_before_a_newer_one(directory: Path) -> None:
 
 
 def test_an_ended_run_is_told_from_its_summary(directory: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    path = run_file(directory, "j", address)
+    path = run_file(directory, "j", free_address())
     words = ["status", "--log-dir", str(path)]
     result = CliRunner().invoke(application(), words)
     assert isinstance(result.exception, UsageError) and "cannot reach" in str(result.exception)

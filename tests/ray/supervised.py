@@ -44,7 +44,8 @@ class Supervised(Placed):
     def node_of(self, life: str) -> str:
         group, _, number = life.removeprefix("rg").partition("-i")
         words = f"group {group} (life {number}) runs on "
-        events = [json.loads(line)["text"] for line in (self.directory / "events.jsonl").read_text().splitlines()]
+        lines = (self.directory / "events.jsonl").read_text().splitlines(keepends=True)
+        events = [json.loads(line)["text"] for line in lines if line.endswith("\n")]  # one may be half written
         where = next(text.removeprefix(words) for text in reversed(events) if text.startswith(words))
         return where.partition("/")[0]
 

@@ -46,7 +46,7 @@ def test_groups_are_replaced_whatever_happens_to_their_actors(cluster: Cluster, 
         inner = [agent, *agent.children(recursive=True)]
         assert len(inner) > 2, "an agent, what it forks from, and a rank"
         agent.parent().kill()
-        assert not psutil.wait_procs(inner, timeout=10.0)[1]
+        assert not psutil.wait_procs(inner, timeout=PATIENCE)[1]
         run.quorum({0, 1, 2}, but=(before,))
         assert run.life(1) == "rg1-i1"
 

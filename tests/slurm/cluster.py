@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from planaria.agent.parent import tied
+from tests.ports import free_ports
 from tools.slurm_daemons import root
 
 # As installed, or else as make test-slurm has unpacked them beside what the machine has (tools/slurm_daemons.py).
@@ -105,7 +106,7 @@ class Cluster:
         files = [f"--{name}-file={base}/munge.{name}" for name in ("pid", "log", "seed")]
         self._daemon("munged", "munged", *run, f"--key-file={key}", f"--socket={base}/munge.socket", *files)
         self._until(lambda: (base / "munge.socket").exists(), "munged listens")
-        host, ports = socket.gethostname(), _free_ports(1 + len(NODES))
+        host, ports = socket.gethostname(), free_ports(1 + len(NODES))
         nodes = "\n".join(
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=1000"
             for node, port in zip(NODES, ports[1:], strict=True)
@@ -223,14 +224,3 @@ def _below(pid: int) -> list[int]:
     for child in map(int, children):
         found += [*_below(child), child]
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

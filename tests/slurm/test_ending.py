@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.placed import Placed
+from tests.placed import PATIENCE, Placed
 
 JOB = "7|bad-rg0-i0|PENDING|0||N/A|N/A|Resources"
 SQUEUE = """
@@ -51,7 +51,7 @@ def test_while_slurm_is_away_it_is_asked_again_until_nothing_is_left(run: Placed
     run.process.send_signal(signal.SIGINT)
     run.said("squeue: Unable to contact slurm controller")
     (tmp_path / "down").unlink()
-    assert run.process.wait(60) == 130
+    assert run.process.wait(PATIENCE) == 130
     assert not (tmp_path / "jobs").exists() and "Traceback" not in run.log()
 
 

@@ -2,6 +2,8 @@
 
 Every living rank commits on its own; nothing is exchanged. What it hears is kept in ``heard``, one order a line.
 Arguments: steps, seconds between two steps, and words that change its behaviour; ``WORD@RANK`` is for one rank only.
+With the word ``hold`` the second half is not begun before a file ``release`` lies where it runs: what a test does to a
+job has its consequences before the end, however slow the machine is.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ RANK = int(os.environ["RANK"])
 STEPS, PAUSE = int(sys.argv[1]), float(sys.argv[2])
 WORDS = [word.partition("@")[0] for word in sys.argv[3:] if word.partition("@")[2] in ("", str(RANK))]
 ME = Member(int(os.environ["PLANARIA_GROUP"]), int(os.environ["PLANARIA_INCARNATION"]))
+RELEASE = Path("release").absolute()
 
 
 class Rank:
@@ -100,15 +103,21 @@ class Rank:
                     self.leave()
                 self.page.set_phase(Phase.COMPUTING)
                 self.news.wait(PAUSE)
+                self.page.control_beat()
+                if self.held():
+                    self.page.set_phase(Phase.APPLYING)
+                    continue
                 self.step += 1
                 assert self.quorum is not None
                 self.page.committed(self.step, self.quorum.id, 1 / self.step, time.monotonic_ns(), 4, 0)
-                self.page.control_beat()
                 self.page.set_phase(Phase.APPLYING)
             self.misbehave()
         self.say(Finished(ME, self.step, f"of group {ME.group}" if "differ" in WORDS else "digest"))
         self.page.set_phase(Phase.FINISHED)
         print(f"finished {self.step} steps, {math.ceil(PAUSE)}")
+
+    def held(self) -> bool:
+        return "hold" in WORDS and self.step == STEPS // 2 and not RELEASE.exists()
 
     def leave(self) -> None:
         if "slow" in WORDS:
