@@ -11,7 +11,7 @@ from tests.e2e.layouts import start
 
 # Things that a test waits for, each with that patience. On a machine with ten times as much to do as it can, a start of
 # two nodes took 30 s and a command of an operator 15 s: then tests in which nothing was wrong were ended in mid-job.
-_WAITS = 10
+_WAITS = 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from planaria.chaos import netns
 from planaria.chaos.session import Script
 from planaria.chaos.watch import Watch
 from planaria.errors import UsageError
-from tests.e2e.harness import PATIENCE, TRAIN, Run
+from tests.e2e.harness import PATIENCE, TRAIN, Run, whole_lines
 from tests.lighthouse.lighthouse_clients import Lighthouse
 
 pytestmark = pytest.mark.e2e
@@ -85,9 +85,8 @@ def test_a_lighthouse_that_is_cut_from_half_of_the_members_changes_nothing(tmp_p
             time.sleep(0.02)
 
     def notes(group: int, kind: str) -> list[str]:
-        record = run.directories[group] / "events.jsonl"
-        lines = record.read_text().splitlines() if record.exists() else []
-        return [event["text"] for event in map(json.loads, lines) if event["kind"] == kind]
+        events = whole_lines(run.directories[group] / "events.jsonl")
+        return [event["text"] for event in events if event["kind"] == kind]
 
     def beyond(step: int) -> None:
         until(lambda: watch.step > step)

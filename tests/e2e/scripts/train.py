@@ -16,7 +16,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
-parser.add_argument("--hold-for", type=float, default=0.3, help="seconds that such a shard takes")
+parser.add_argument("--hold-for", type=float, help="seconds that such a shard takes (default: longer and longer)")
 parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--samples", type=int, default=500)
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
@@ -73,6 +73,9 @@ if args.odd == "early":
 data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
 job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(args.steps):
+    late = min(step.index - args.steps // 2, 30)
+    # However slow a machine, no job is over before what is to happen to it has happened; slower and slower is no hang.
+    hold_for = args.hold_for or 0.3 * 1.1**late
     if odd == "mislays" and step.index == 9:
         lose_a_message()
     for x, y in step.batches(data):
@@ -82,7 +85,7 @@ for step in job.steps(args.steps):
         loss.backward()
         step.record(loss=loss)
         time.sleep(args.pause + (0.2 if odd == "slow" else 0.0))
-        held = time.monotonic() + args.hold_for
+        held = time.monotonic() + hold_for
         while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
             time.sleep(0.01)
     optimizer.step()
