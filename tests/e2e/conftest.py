@@ -27,7 +27,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
     def digest(*args: str) -> str:
         # Time changes no bit: the reference does without.
-        slow = ("--pause", "--hold")
+        slow = ("--pause", "--hold", "--linger")
         kept = tuple(a for i, a in enumerate(args) if a not in slow and (i == 0 or args[i - 1] not in slow))
         if kept not in known:
             directory: Path = tmp_path_factory.mktemp("quiet")
