@@ -16,7 +16,7 @@ from planaria.engines.launch import directory_of
 RANK = Path(__file__).with_name("pretend_rank.py")
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+def until(true: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait for what must come; the limit only ends a test that has failed."""
     end = time.monotonic() + seconds
     while not true():

@@ -11,7 +11,7 @@ from tests.e2e.layouts import start
 
 # Things that a test waits for, each with that patience. On a machine with ten times as much to do as it can, a start of
 # two nodes took 30 s and a command of an operator 15 s: then tests in which nothing was wrong were ended in mid-job.
-_WAITS = 10
+_WAITS = 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,7 +27,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
     def digest(*args: str) -> str:
         # Time changes no bit: the reference does without.
-        slow = ("--pause", "--hold")
+        slow = ("--pause", "--hold", "--linger")
         kept = tuple(a for i, a in enumerate(args) if a not in slow and (i == 0 or args[i - 1] not in slow))
         if kept not in known:
             directory: Path = tmp_path_factory.mktemp("quiet")

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,14 @@ from planaria.core.messages import Phase
 
 TRAIN = Path(__file__).parent / "scripts" / "train.py"
 # Hangs are what these tests look for: far beyond what anything here takes on a loaded machine.
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 
 class Run:
     """One ``planaria run`` of a script. Use as a context: whatever happens, everything ends.
 
-    The script hardly gets on in its second half before ``end`` is called: no job is over before what is to happen to
-    it has happened, on however slow a machine.
+    The script hardly gets on in its second half before ``end`` is called, and less and less: no job is over before what
+    is to happen to it has happened, on however slow a machine.
     """
 
     def __init__(
@@ -81,11 +83,22 @@ class Run:
         self.until(met, f"{count} groups at work")
 
     def phase(self, group: int, incarnation: int, phase: Phase) -> Life:
+        """Wait until the group's life is in a phase. One of milliseconds may come and go between two looks: once the
+        life has committed under a quorum that was not known before, it was. What is done next then strikes at another
+        moment, which is said."""
+        known, began = self.watch.quorum, time.monotonic_ns()
+
         def met() -> Life | None:
             life = self.watch.life(group)
             if life is None or life.member.incarnation < incarnation:
                 return None
-            return life if life.look().phase is phase else None
+            view = life.look()
+            if view.phase is phase:
+                return life
+            if view.quorum <= known or not life.commits or life.commits[-1].at_ns < began:
+                return None
+            warnings.warn(f"{phase.name} of {life.member} came and went unseen", stacklevel=3)
+            return life
 
         life: Life = self.until(met, f"group {group} incarnation {incarnation} in phase {phase.name}")
         return life
@@ -101,13 +114,14 @@ class Run:
     # --- hurting ---------------------------------------------------------------------------------------------
 
     def signal(self, group: int, signum: int = signal.SIGKILL, rank: int = 0) -> Life:
-        def found() -> bool:
+        def found() -> Life | None:
             life = self.watch.life(group)
-            return life is not None and rank in life.processes
+            return life if life is not None and rank in life.processes else None
 
-        self.until(found, f"rank {rank} of group {group}")
-        life = self.life(group)
-        os.kill(life.processes[rank].pid, signum)
+        life: Life = self.until(found, f"rank {rank} of group {group}")
+        # Whoever is killed may be dead already: with a rank that was killed before, all of its group are ended.
+        with suppress(*([ProcessLookupError] if signum == signal.SIGKILL else [])):
+            os.kill(life.processes[rank].pid, signum)
         return life
 
     def kill_lighthouse(self) -> None:
@@ -147,16 +161,18 @@ class Run:
         return {json.loads(f.read_text())["digest"] for f in self.directory.glob("rg*/i*/result.json")}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        record = self.directory / "events.jsonl"
-        lines = record.read_text().splitlines() if record.exists() else []
-        return [e for e in map(json.loads, lines) if e["kind"] == kind]
+        return [e for e in whole_lines(self.directory / "events.jsonl") if e["kind"] == kind]
 
     def log(self) -> str:
-        events = self.directory / "events.jsonl"
-        tail = events.read_text().splitlines()[-40:] if events.exists() else []
-        texts = [f"{e['kind']:10} {e['text']}" for e in map(json.loads, tail)]
+        texts = [f"{e['kind']:10} {e['text']}" for e in whole_lines(self.directory / "events.jsonl")[-40:]]
         output = self._run.log.read_text(errors="replace")[-3000:] if self._run.log.exists() else ""
         return "\n".join([output, *texts])
+
+
+def whole_lines(record: Path) -> list[dict[str, Any]]:
+    """Of a record that is being written, of whose last line there may be a half."""
+    data = record.read_bytes() if record.exists() else b""
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
 def alone(directory: Path, *args: str, shards: int = 6, reduction: str = "tree", patience: float = PATIENCE) -> str:

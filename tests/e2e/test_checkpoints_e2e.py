@@ -41,6 +41,7 @@ def test_all_groups_are_killed_at_once_and_again(tmp_path: Path, quiet: Quiet, r
     with Run(tmp_path / "run", *words, groups=2, options=options, script=script) as run:
         for beyond in (15, 35):
             run.settled(2, beyond)
+            run.until(lambda: newest(where) >= 10, "a checkpoint")  # written beside the steps that follow
             for group in (0, 1):
                 run.signal(group, rank=ranks - 1)
             run.until(lambda: not run.watch.settled(), "all to be gone")
@@ -66,7 +67,7 @@ def lighthouse(directory: Path) -> Iterator[str]:
     store = ("--store", str(directory / "lighthouse.db"))
     process = spawn([sys.executable, "-m", "planaria", "lighthouse", "--bind", "127.0.0.1:0", *store], os.environ, log)
     try:
-        while not (said := [line for line in log.read_text().splitlines(keepends=True) if line.startswith("{")]):
+        while not (said := [x for x in log.read_text().splitlines(True) if x.startswith("{") and x.endswith("\n")]):
             assert process.poll() is None, log.read_text()
             time.sleep(0.01)
         yield str(json.loads(said[0])["address"])
@@ -183,7 +184,7 @@ def test_everything_is_ended_and_started_again_with_other_numbers_of_groups(tmp_
 
 def test_the_group_that_saves_is_killed_in_mid_save(tmp_path: Path, quiet: Quiet) -> None:
     # A state of 15 MB, so that a save takes long enough to be hit.
-    args, where = ("--steps", "40", "--pause", "0.01", "--width", "60000"), tmp_path / "checkpoints"
+    args, where = ("--steps", "60", "--pause", "0.01", "--width", "60000"), tmp_path / "checkpoints"
     with Run(tmp_path / "run", *args, groups=2, options=saving(where, 10)) as run:
         run.until(lambda: newest(where) >= 10, "a checkpoint")
         for life in (0, 1):
@@ -192,7 +193,7 @@ def test_the_group_that_saves_is_killed_in_mid_save(tmp_path: Path, quiet: Quiet
         assert run.end() == 0, run.log()
         assert run.digests() == {quiet(*args)}, run.log()
         assert run.events("lost") and not run.events("resume")
-    assert newest(where) == 40
+    assert newest(where) == 60
     assert not list(where.glob("*.partial-*"))
 
 

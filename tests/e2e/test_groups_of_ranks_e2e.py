@@ -52,7 +52,7 @@ def test_one_rank_runs_out_of_memory(tmp_path: Path, unhurt: Callable[[str], str
         ("mesh", "the mesh (fsdp=3) does not fit the 2 ranks of a group"),
         ("whole", "is not spread over the 2 ranks that share every batch"),
         ("seed", "the ranks of a group differ in seed (3, 4)"),
-        ("steps", "the ranks of a group differ in steps (40, 41)"),
+        ("steps", "the ranks of a group differ in steps (60, 61)"),
     ],
 )
 def test_bad_input_of_a_group(tmp_path: Path, odd: str, said: str) -> None:

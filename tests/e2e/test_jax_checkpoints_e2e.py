@@ -89,7 +89,7 @@ def test_everything_is_killed_and_started_with_other_numbers_of_groups(
 
 def test_the_group_that_saves_is_killed_in_mid_save(tmp_path: Path, quiet: Callable[..., str]) -> None:
     # A state of 15 MB, so that a save takes long enough to be hit.
-    args, where = ("--steps", "40", "--pause", "0.005", "--width", "90000"), tmp_path / "checkpoints"
+    args, where = ("--steps", "60", "--pause", "0.005", "--width", "90000"), tmp_path / "checkpoints"
     with Run(tmp_path / "run", *args, groups=2, options=saving(where, 10), script=SCRIPT, patience=LONG) as run:
         run.until(lambda: newest(where) >= 10, "a checkpoint")
         for life in (0, 1):
@@ -99,7 +99,7 @@ def test_the_group_that_saves_is_killed_in_mid_save(tmp_path: Path, quiet: Calla
         assert run.end() == 0, run.log()
         assert run.digests() == {quiet(*args)}, run.log()
         assert run.events("lost") and not run.events("resume")
-    assert newest(where) == 40
+    assert newest(where) == 60
     assert not list(where.glob("*.partial-*"))
 
 
@@ -157,11 +157,12 @@ def test_the_newest_is_damaged_when_all_groups_are_lost(tmp_path: Path, quiet: C
     with Run(tmp_path / "run", *args, groups=2, options=saving(where, 20), script=SCRIPT, patience=LONG) as run:
         run.until(lambda: len(run.events("saved")) >= 2, "word of two checkpoints")
         for group in (0, 1):
-            run.signal(group, signal.SIGSTOP)  # so that nothing is saved any more
-        for group in (0, 1):
-            run.signal(group)
+            run.signal(group, signal.SIGSTOP)  # so that nothing is saved any more, nor read before it is damaged
+        run.until(lambda: all(run.life(group).stopped for group in (0, 1)), "both to stand still")
         last, before = checkpoints_in(where)[:2]
         (last / MANIFEST).write_bytes(b"{")
+        for group in (0, 1):
+            run.signal(group)
         assert run.end() == 0, run.log()
         assert run.digests() == {quiet(*args)}, run.log()
         step, older = (int(path.name.removeprefix("step-")) for path in (last, before))

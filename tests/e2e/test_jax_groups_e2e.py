@@ -16,7 +16,7 @@ pytest.importorskip("optax", reason="needs optax")
 pytestmark = pytest.mark.e2e
 
 SCRIPT = Path(__file__).parent / "scripts" / "jax_train.py"
-LONG = 4 * PATIENCE  # for several processes that compile at once
+LONG = 2 * PATIENCE  # for several processes that compile at once
 STEPS = ("--steps", "400")
 
 

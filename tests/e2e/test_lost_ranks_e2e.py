@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from planaria.engines.local import hold_port
 from tests.e2e.harness import Run
 from tests.e2e.layouts import LAYOUTS, SCRIPT, start
 
@@ -98,9 +98,8 @@ def test_another_rank_dies_while_one_is_replaced(tmp_path: Path, unhurt: Callabl
 
 
 def test_ranks_on_two_nodes(tmp_path: Path, unhurt: Callable[[str], str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    held = hold_port()  # until nobody is to listen there any more
+    address = f"127.0.0.1:{held.getsockname()[1]}"
 
     def node(number: int) -> Run:
         options = ("--nnodes", "2", "--node-rank", str(number), "--group-addr", address, "--device", "cpu")
@@ -128,6 +127,7 @@ def test_ranks_on_two_nodes(tmp_path: Path, unhurt: Callable[[str], str]) -> Non
         (far.directory / "release").touch()
         assert (near.end(), far.end()) == (0, 0), near.log() + far.log()
         assert near.digests() == {unhurt("fsdp")}, near.log()
+    held.close()
 
 
 def test_a_group_that_cannot_outlive_its_rank(tmp_path: Path, unhurt: Callable[[str], str]) -> None:

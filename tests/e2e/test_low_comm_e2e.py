@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,11 @@ def healed(run: Run, group: int, life: int) -> str:
 def damage_copies(run: Run, group: int) -> None:
     """Of the memory that outlives the group's processes, all that they keep there."""
     agent = psutil.Process(run.life(group).processes[0].pid).ppid()
-    found = [f for f in Path(f"/proc/{agent}/fd").iterdir() if os.readlink(f).startswith(f"/memfd:planaria-{group}.0")]
+    found = []
+    for file in Path(f"/proc/{agent}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the agent has closed it since
+            if os.readlink(file).startswith(f"/memfd:planaria-{group}.0"):
+                found.append(file)
     assert len(found) == 2
     for each in found:
         with each.open("r+b") as file:

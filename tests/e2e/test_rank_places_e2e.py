@@ -7,12 +7,13 @@ import json
 import os
 import shlex
 import signal
-import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from planaria.engines.local import hold_port
 from tests.e2e.harness import Run
 from tests.e2e.layouts import SCRIPT, start
 from tests.e2e.test_checkpoints_e2e import lighthouse
@@ -38,10 +39,10 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def address() -> Iterator[str]:
+    """Where nodes meet. Held until the test is over: of two tests at once each asks the kernel for many ports."""
+    with hold_port() as held:
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def warm(run: Run, count: int, at: int) -> int:

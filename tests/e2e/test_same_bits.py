@@ -45,7 +45,7 @@ def test_two_are_killed_at_once(tmp_path: Path, quiet: Quiet) -> None:
 
 
 def test_a_second_kill_before_the_first_recovery_ends(tmp_path: Path, quiet: Quiet) -> None:
-    with Run(tmp_path / "run", *SLOW, groups=4) as run:
+    with Run(tmp_path / "run", *SLOW, "--linger", "FORMING", groups=4) as run:
         run.step(10)
         run.signal(0)
         run.phase(1, 0, Phase.FORMING)

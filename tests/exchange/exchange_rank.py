@@ -204,14 +204,22 @@ def join_lives(rank: Rank, count: int = 0) -> list[str]:
 
 @command
 def collects_garbage(rank: Rank, does: bool) -> None:
+    gc.collect()  # from here on there is nothing that was left to it
     (gc.enable if does else gc.disable)()
 
 
 @command
-def transports(rank: Rank) -> int:
-    """How many of gloo's devices there are in this process."""
-    names = [Path(f"/proc/self/task/{each}/comm").read_text().strip() for each in os.listdir("/proc/self/task")]
-    return names.count("gloo_tcp_loop")
+def until_no_transport(rank: Rank) -> None:
+    """Wait until there is none of gloo's devices in this process: whoever has joined a thread may still see it."""
+    while any(_name_of(each) == "gloo_tcp_loop" for each in os.listdir("/proc/self/task")):
+        time.sleep(0.01)
+
+
+def _name_of(thread: str) -> str:
+    try:
+        return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # it has ended since it was listed
 
 
 @command

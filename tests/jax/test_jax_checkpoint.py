@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import xxhash
 
 import planaria.jax as pj
 from planaria.core.messages import Member, Saved
+from planaria.engines.local import hold_port
 from planaria.jax.checkpoint import Checkpoint, Checkpoints
 from planaria.jax.state import State
 from planaria.jax.world import SoleWorld
@@ -327,9 +327,8 @@ def test_orbax_is_asked_for_by_name(tmp_path: Path) -> None:
 
 def test_in_a_larger_jax_world(tmp_path: Path) -> None:
     """Orbax would wait for its other processes, which have no part in the save."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    held = hold_port()
+    port = held.getsockname()[1]
     text = (
         "import jax, sys\n"
         f"jax.distributed.initialize('127.0.0.1:{port}', 2, int(sys.argv[1]))\n"
@@ -347,5 +346,6 @@ def test_in_a_larger_jax_world(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", text, str(rank)], env=env, stdout=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
-    for each in both:
-        assert "in a larger JAX world of the script's own no checkpoints are saved" in each.communicate(timeout=170)[0]
+    with held:
+        told = [each.communicate(timeout=170)[0] for each in both]
+    assert all("in a larger JAX world of the script's own no checkpoints are saved" in each for each in told)

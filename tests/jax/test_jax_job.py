@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import planaria.jax as pj
+from planaria.engines.local import hold_port
 from tests.interruptions import interrupt
 
 HOME = str(Path(__file__).resolve().parents[2])
@@ -120,13 +120,12 @@ def test_a_seed_of_which_no_key_is_made(seed: int) -> None:
     ],
 )
 def test_a_process_that_cannot_meet_its_group(before: str, said: str) -> None:
-    if "distributed" in before:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            before = before.replace(":1'", f":{free.getsockname()[1]}'")
+    held = hold_port()
+    before = before.replace(":1'", f":{held.getsockname()[1]}'")
     env = os.environ | {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": HOME}
     text = f"import jax, jax.numpy as jnp; {before}; import planaria.jax as pj; pj.init(device='cpu')"
-    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=170)
+    with held:
+        done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=170)
     assert said in done.stderr
 
 

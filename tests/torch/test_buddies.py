@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from planaria.core.messages import Member, Policy, QuorumId
+from planaria.engines.local import hold_port
 from planaria.rank.settings import Settings
 from planaria.torch import buddies
 from planaria.torch.buddies import Buddies, Key, buddy_of, newest_whole
@@ -132,7 +132,6 @@ def _try(trial: str, world: GroupWorld, directory: Path, patch: pytest.MonkeyPat
 
 
 def test_copies_between_ranks(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(_rank, (tmp_path, port), nprocs=RANKS, start_method="spawn")
+    with hold_port() as held:  # it takes them seconds to start
+        port = held.getsockname()[1]
+        mp.start_processes(_rank, (tmp_path, port), nprocs=RANKS, start_method="spawn")

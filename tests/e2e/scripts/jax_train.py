@@ -106,7 +106,8 @@ for step in job.steps(args.steps, state, update):
         time.sleep(args.pause)
         if odd == "rank-leaves" and step.index == 5:
             sys.exit(3)
-        held = time.monotonic() + 0.5
+        late = min(step.index - args.steps // 2, 25)
+        held = time.monotonic() + 0.5 * 1.1**late  # slower and slower: that is no hang
         while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
             time.sleep(0.01)
     assert step.metrics.keys() == {"loss"}

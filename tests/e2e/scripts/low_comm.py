@@ -19,7 +19,7 @@ parser.add_argument("--exact", action="store_true")
 parser.add_argument("--shards", type=int)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every inner step")
 parser.add_argument("--hold", type=Path, help="until this file exists, every round of the second half takes long")
-parser.add_argument("--held", type=float, default=0.6, help="seconds that a round takes then")
+parser.add_argument("--held", type=float, help="seconds that a round takes then (default: longer and longer)")
 parser.add_argument("--guard", action="store_true", help="outlive the loss of a rank")
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
 parser.add_argument("--paced", action="store_true", help="rates from inner_step, and group 1 is slow")
@@ -53,8 +53,11 @@ labels = torch.randint(0, 4, (500,), generator=generator)
 data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
 job.protect(sync=sync, scheduler=scheduler)
 for step in job.steps(args.rounds):
+    late = min(step.index - args.rounds // 2, 30)
+    hold_for = args.held or 0.6 * 1.1**late  # slower and slower: that is no hang
     with step.guard() if args.guard else nullcontext():
         for x, y in step.batches(data):
+            began = time.monotonic()
             loss = nn.functional.cross_entropy(model(x.to(job.device)), y.to(job.device))
             if odd == "nan" and step.index == 5:
                 loss = loss * float("nan")
@@ -63,13 +66,14 @@ for step in job.steps(args.rounds):
             inner.zero_grad()
             if args.paced:
                 inner.param_groups[0]["lr"] = 1e-2 / (1 + sync.inner_step)
-                time.sleep(0.03 if job.group == 1 else 0.0)
+                # Ten times as long as it takes by itself, which depends on what else the machine has to do.
+                time.sleep(max(0.03, 9 * (time.monotonic() - began)) if job.group == 1 else 0.0)
             else:
                 scheduler.step()
             step.record(loss=loss)
             time.sleep(args.pause)
             if odd == "late" and step.index == 8 and not args.go.exists():
                 time.sleep(2.0)  # it gets on, if slowly
-            held = time.monotonic() + args.held / every
+            held = time.monotonic() + hold_for / every
             while args.hold and 2 * step.index >= args.rounds and time.monotonic() < held and not args.hold.exists():
                 time.sleep(0.01)

@@ -19,7 +19,7 @@ from foreign_loop import Trainer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("form", choices=["state", "file"])
-parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
 parser.add_argument("--odd", default="", help="what goes wrong, in group 1 only")
@@ -105,7 +105,8 @@ class Watched(Trainer):
             Path(f"{gate}-{self.job.group}").touch()
             while not Path(gate).exists():
                 time.sleep(0.01)
-        held = time.monotonic() + 0.3
+        late = min(step - args.steps // 2, 30)
+        held = time.monotonic() + 0.3 * 1.1**late  # slower and slower: that is no hang
         while args.hold and 2 * step >= args.steps and time.monotonic() < held and not args.hold.exists():
             time.sleep(0.01)
         return loss

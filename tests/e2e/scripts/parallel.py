@@ -27,7 +27,7 @@ MESHES = {
     "pp-fsdp": {"pp": 2, "fsdp": -1},
 }
 parser.add_argument("layout", choices=MESHES)
-parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
 parser.add_argument("--hurry", type=Path, help="once this file exists, without the pause")
 parser.add_argument("--hold", type=Path, help="until this file exists, shards of the second half take long")
@@ -144,8 +144,8 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
                     step.record(loss=torch.stack(losses).mean())
             if args.pause and not (args.hurry and args.hurry.exists()):
                 time.sleep(args.pause)
-            late = min(step.index - args.steps // 2, 20)
-            held = time.monotonic() + min(0.3 * 1.1**late, 2.0)  # slower and slower: that is no hang
+            late = min(step.index - args.steps // 2, 30)
+            held = time.monotonic() + 0.3 * 1.1**late  # slower and slower: that is no hang
             while args.hold and late >= 0 and time.monotonic() < held and not args.hold.exists():
                 time.sleep(0.01)
         job.clip_grad_norm_(1.0)

@@ -9,14 +9,19 @@ import torch
 from torch import nn
 
 import planaria.torch as pt
+from planaria.core.messages import Phase
 from planaria.exchange.communicator import Communicator
 from planaria.rank import saver
+from planaria.rank.session import Session
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in every shard")
 parser.add_argument("--hold", type=Path, help="until this file exists, every shard of the second half takes long")
-parser.add_argument("--hold-for", type=float, default=0.3, help="seconds that such a shard takes")
+parser.add_argument("--hold-for", type=float, help="seconds that such a shard takes (default: longer and longer)")
+parser.add_argument(
+    "--linger", default="", help="a phase that takes a moment longer: one of milliseconds is hard to hit"
+)
 parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--samples", type=int, default=500)
 parser.add_argument("--odd", default="", help="what goes wrong, and in group 1 only")
@@ -33,6 +38,15 @@ if odd == "start":
 if args.odd == "mute" and job.settings.born.incarnation == 0:
     # In the first life of every group nothing is heard of a checkpoint that is complete: it hangs before it tells.
     saver.prune = lambda *_: threading.Event().wait()
+if args.linger:
+    show = Session.show
+
+    def linger(session: Session, phase: Phase, shard: int = -1) -> None:
+        show(session, phase, shard)
+        if phase is Phase[args.linger]:
+            time.sleep(0.2)
+
+    Session.show = linger
 
 
 def lose_a_message() -> None:
@@ -73,6 +87,9 @@ if args.odd == "early":
 data = pt.ShardedDataset(torch.utils.data.TensorDataset(points, labels), batch_size=4)
 job.protect(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(args.steps):
+    late = min(step.index - args.steps // 2, 30)
+    # However slow a machine, no job is over before what is to happen to it has happened; slower and slower is no hang.
+    hold_for = args.hold_for or 0.3 * 1.1**late
     if odd == "mislays" and step.index == 9:
         lose_a_message()
     for x, y in step.batches(data):
@@ -82,7 +99,7 @@ for step in job.steps(args.steps):
         loss.backward()
         step.record(loss=loss)
         time.sleep(args.pause + (0.2 if odd == "slow" else 0.0))
-        held = time.monotonic() + args.hold_for
+        held = time.monotonic() + hold_for
         while args.hold and 2 * step.index >= args.steps and time.monotonic() < held and not args.hold.exists():
             time.sleep(0.01)
     optimizer.step()
