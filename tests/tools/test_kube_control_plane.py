@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+# A hang is what is looked for: what runs here gets only what all else on the machine leaves.
+PATIENCE = 500.0
 
 
 @pytest.fixture
