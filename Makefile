@@ -49,10 +49,11 @@ test-ray: env
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[ray]' || echo "Ray cannot be installed"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray -m ray -rs
 
-# Other bytes each time; CI tries a few.
+# Other bytes and other examples each time; CI tries a few, always the same.
 EXAMPLES ?= 20000
 fuzz: env
 	PLANARIA_FUZZ=$(EXAMPLES) PLANARIA_FUZZ_START=$$(date +%s) $(BIN)/python -m pytest tests/fuzz --timeout 0
+	OMP_NUM_THREADS=1 PLANARIA_FUZZ=$(EXAMPLES) $(BIN)/python -m pytest tests -m hypothesis --timeout 0
 
 # Two hours of trouble, as long as the machine is quiet; make soak MINUTES=10
 MINUTES ?= 120

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -42,6 +43,7 @@ def sources(place: Path) -> list[str]:
         "Dir::Cache": place,
         "APT::Sandbox::User": "root",
         "Acquire::Languages": "none",
+        "DPkg::Lock::Timeout": "60",  # seconds; on a new machine something may be installing by itself
     }
     return ["apt-get", "-qq", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
 
@@ -90,7 +92,8 @@ def run(command: list[str], where: Path, until: float, what: str, environ: dict[
         output, _ = process.communicate(timeout=max(1.0, until - time.monotonic()))
     except BaseException as error:
         if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself in this moment
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         if isinstance(error, subprocess.TimeoutExpired):

@@ -13,7 +13,7 @@ from bench import lighthouse
 
 def test_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
-    options = ["--agents", "3", "--seconds", "1.5", "--deaths", "2", "--json", str(path)]
+    options = ["--agents", "3", "--seconds", "2.5", "--deaths", "2", "--json", str(path)]
     monkeypatch.setattr(sys, "argv", ["lighthouse.py", *options])
     assert lighthouse.main() == 0
     found = json.loads(path.read_text())

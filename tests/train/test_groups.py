@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from planaria.agent.forkserver import DEFAULT_PRELOAD, PRELOAD_VARIABLE
 from planaria.chaos.watch import Watch
+from planaria.rank.durable import checkpoints_in
 from tests.train.harness import PATIENCE, digests, environment, lines, train, write_config
 
 pytestmark = pytest.mark.e2e
@@ -54,13 +56,22 @@ class Groups:
         os.kill(life.view.pid, signal.SIGKILL)
         self.until(lambda: self.watch.life(group).member > life.member, f"group {group} to be started again")
 
+    def whole(self) -> None:
+        """Both groups hold the state: what is lost of one, the other gives back."""
+        self.until(lambda: [life.member.group for life in self.watch.settled()] == [0, 1], "both groups at work")
+
+
+def held(batches: int, release: Path) -> dict[str, str]:
+    """An environment in which what trains is slow after so many batches, until ``release`` is there."""
+    return environment() | {"TRAIN_HOLD": f"{batches}:{release}"}
+
 
 @contextmanager
-def two_groups(config: Path, out: Path, *words: str) -> Iterator[Groups]:
+def two_groups(config: Path, out: Path, env: dict[str, str], *words: str) -> Iterator[Groups]:
     more = ["--fault_tolerance.enable", "--fault_tolerance.group_size=2", f"--job.dump_folder={out}"]
     command = [sys.executable, "-m", "planaria", "train", str(config), *more, *words]
     log = (config.parent / "run.log").open("w")
-    with log, subprocess.Popen(command, env=environment(), stdout=log, stderr=log, cwd=config.parent) as process:
+    with log, subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=config.parent) as process:
         groups = Groups(process, out / "logs")
         try:
             yield groups
@@ -82,7 +93,6 @@ def directory_of(out: Path) -> dict[str, str]:
     return {"PLANARIA_DIR": str(out / "logs" / "rg0" / "i0")}
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("layout", ["alone", "pipeline"])
 def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path: Path, layout: str) -> None:
     """A group is one rank, or a pipeline of two whose last one knows the loss and whose first one writes it."""
@@ -90,11 +100,15 @@ def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path
     words = [*WORDS, *(["--parallelism.pipeline_parallel_degree=2"] if layout == "pipeline" else [])]
     done = train(config, quiet, *words, env=directory_of(quiet))
     assert done.returncode == 0, done.stderr
-    with two_groups(config, out, *words) as run:
-        run.until(lambda: run.watch.step >= 8, "step 8")
+    release = tmp_path / "release"
+    env = held(4, release) | {PRELOAD_VARIABLE: f"{DEFAULT_PRELOAD},tests.train.holding"}
+    with two_groups(config, out, env, *words) as run:
+        run.until(lambda: run.watch.step >= 2, "step 2")
+        run.whole()
         run.kill(0)  # the one that writes
-        run.until(lambda: run.watch.step >= 20, "step 20")
+        run.whole()
         run.kill(1)
+        release.touch()
         assert run.process.wait(PATIENCE) == 0, (tmp_path / "run.log").read_text()
     assert digests(out / "logs") == digests(quiet / "logs")
     assert told(out) == told(quiet)
@@ -105,15 +119,17 @@ def test_killed_groups_leave_the_same_weights_and_every_line_of_metrics(tmp_path
     assert shown == {line["step"]: pytest.approx(line["loss"], rel=1e-6) for line in lines(out)}
 
 
-@pytest.mark.timeout(400)
 def test_a_run_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     config, quiet, out = write_config(tmp_path), tmp_path / "quiet", tmp_path / "out"
     words = [*WORDS, "--checkpoint.enable", "--checkpoint.interval=5", "--checkpoint.keep_latest_k=2"]
     assert train(config, quiet, *WORDS, env=directory_of(quiet)).returncode == 0
-    command = [sys.executable, "-m", "planaria", "train", str(config), f"--job.dump_folder={out}", *words]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
+    code = "import tests.train.holding, runpy; runpy.run_module('planaria', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", code, "train", str(config), f"--job.dump_folder={out}", *words]
+    env = held(13 * 8, tmp_path / "never")  # step 12 is the last that is quick
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
         deadline = time.monotonic() + PATIENCE
-        while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 5:  # step 12
+        # Lines up to step 12, and a checkpoint before it, which is written meanwhile.
+        while len(told(out)) < 5 or not checkpoints_in(out / "checkpoint"):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.kill()

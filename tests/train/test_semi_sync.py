@@ -14,7 +14,6 @@ from tests.train.harness import digests, lines, train, write_config
 GROUPS = ("--fault_tolerance.enable=true", "--fault_tolerance.group_size=2")
 
 
-@pytest.mark.timeout(400)  # for two whole runs
 def test_an_exact_run_of_two_groups_has_the_metrics_of_one_process(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     words = ("--semi_sync.method=diloco", "--semi_sync.sync_steps=2", "--semi_sync.exact=true")

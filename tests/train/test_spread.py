@@ -83,7 +83,6 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any], what: str = "") -
         assert mine == pytest.approx(other, rel=CLOSE), f"{what}, step {step}"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", CASES)
 def test_every_layout_computes_what_one_rank_computes(tmp_path: Path, ranks: int) -> None:
     truth = {tied: alone(tmp_path, tied=tied) for tied in (False, True)}

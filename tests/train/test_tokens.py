@@ -16,6 +16,7 @@ import tokenizers
 
 from planaria.errors import UsageError
 from planaria.train.tokens import Bytes, FromFile, SavedDataset, TextFiles, tokens_of
+from tests.train.harness import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +104,7 @@ from planaria.train import tokens
 class Slow(tokens.Bytes):
     def encode(self, texts):
         Path(sys.argv[2], f"building-{sys.argv[3]}").touch()
-        time.sleep(0.3)
+        time.sleep(float(sys.argv[4]))
         return super().encode(texts)
 
 made = tokens.tokens_of(tokens.TextFiles(sys.argv[1], "data.files"), Slow(), Path(sys.argv[2]))
@@ -111,24 +112,24 @@ print(bytes(made.ids.tolist()[:-1]).decode(), made.digest)
 """
 
 
-def builder(pattern: str, cache: Path, name: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOW, pattern, str(cache), name]
+def builder(pattern: str, cache: Path, name: str, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLOW, pattern, str(cache), name, str(seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def test_several_processes_build_it_once_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
     source, cache = texts(tmp_path / "texts", "all of it"), tmp_path / "cache"
     cache.mkdir()
-    killed = builder(source.pattern, cache, "killed")
-    deadline = time.monotonic() + 60
+    killed = builder(source.pattern, cache, "killed", 3600)  # it cannot be through before it is killed
+    deadline = time.monotonic() + PATIENCE
     while not (cache / "building-killed").exists():
         assert killed.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     assert not list(cache.glob("*.json"))
-    others = [builder(source.pattern, cache, str(number)) for number in range(3)]
-    said = {process.communicate(timeout=60)[0] for process in others}
+    others = [builder(source.pattern, cache, str(number), 0.3) for number in range(3)]
+    said = {process.communicate(timeout=PATIENCE)[0] for process in others}
     assert len(said) == 1 and said.pop().startswith("all of it ")
     assert len(list(cache.glob("building-[0-9]"))) == 1
     assert not list(cache.glob("*.draft")) and not list(cache.glob("*.partial"))

@@ -169,11 +169,8 @@ def test_reading_while_another_process_writes_and_after_it_was_killed(path: Path
         "    page.set_phase(Phase.COMPUTING, step % 100)\n"
         "    page.committed(step, QuorumId(step, step), float(step), step * 7, step, step)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"up\n"
-    reader = ProgressPage.open(path)
 
-    def check() -> int:
+    def check(reader: ProgressPage) -> int:
         history = reader.history()
         for one in history:
             assert (one.at_ns, one.loss) == (one.step * 7, float(one.step))
@@ -185,14 +182,17 @@ def test_reading_while_another_process_writes_and_after_it_was_killed(path: Path
         return steps[-1] if steps else 0
 
     last, looks = 0, 0
-    while last < 3 * KEPT or looks < 100:
-        newest = check()
-        assert newest >= last
-        last, looks = newest, looks + 1
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    final = check()
+    with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"up\n"
+            reader = ProgressPage.open(path)
+            while last < 3 * KEPT or looks < 100:
+                newest = check(reader)
+                assert newest >= last
+                last, looks = newest, looks + 1
+        finally:
+            process.send_signal(signal.SIGKILL)
+    final = check(reader)
     assert final >= last > 0
     assert len(reader.commits()) == KEPT
     assert reader.read().step == final and reader.read().pid == process.pid
