@@ -21,6 +21,9 @@ TRAIN = Path(__file__).parent / "scripts" / "train.py"
 # Hangs are what these tests look for: far beyond what anything here takes on a loaded machine.
 PATIENCE = 180.0
 
+# What a quiet run of this name ends with; made in a directory, if it is not known: the fixture ``once``.
+Once = Callable[[str, Callable[[Path], str]], str]
+
 
 class Run:
     """One ``planaria run`` of a script. Use as a context: whatever happens, everything ends.
@@ -167,6 +170,14 @@ class Run:
         texts = [f"{e['kind']:10} {e['text']}" for e in whole_lines(self.directory / "events.jsonl")[-40:]]
         output = self._run.log.read_text(errors="replace")[-3000:] if self._run.log.exists() else ""
         return "\n".join([output, *texts])
+
+
+def ended(quiet: Run) -> str:
+    """The digest of a run of one group, to which nothing happens."""
+    with quiet as run:
+        assert run.end() == 0, run.log()
+        (digest,) = run.digests()
+        return digest
 
 
 def whole_lines(record: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planaria.rank.durable import MANIFEST, checkpoints_in
-from tests.e2e.harness import Run
+from tests.e2e.harness import Once, Run
 from tests.e2e.test_jax_e2e import LONG, SCRIPT, alone, traces
 
 pytest.importorskip("orbax", reason="needs planaria[jax-checkpoint]")
@@ -20,16 +20,9 @@ ONCE = {"traced {'grad': 1, 'update': 1}"}
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def quiet(once: Once) -> Callable[..., str]:
     """Digest of the run of one process in which nothing happens."""
-    known: dict[tuple[str, ...], str] = {}
-
-    def digest(*args: str) -> str:
-        if args not in known:
-            known[args] = alone(tmp_path_factory.mktemp("quiet") / "run", *args)
-        return known[args]
-
-    return digest
+    return lambda *args: once(f"jax {args}", lambda directory: alone(directory, *args))
 
 
 def saving(directory: Path, every: int) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ STEPS = ("--steps", "400")
 
 
 def alone(directory: Path, *args: str) -> str:
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith("PLANARIA_") and k != "NPROC"}
     env |= {"PLANARIA_DIR": str(directory), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

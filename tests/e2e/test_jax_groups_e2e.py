@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planaria.core.messages import Phase
-from tests.e2e.harness import PATIENCE, Run
+from tests.e2e.harness import PATIENCE, Once, Run, ended
 
 pytest.importorskip("jax", reason="needs planaria[jax]")
 pytest.importorskip("optax", reason="needs optax")
@@ -26,12 +26,9 @@ def start(directory: Path, *words: str, groups: int = 2, more: tuple[str, ...] =
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+def quiet(once: Once) -> str:
     """The digest of the quiet run of one group of that layout."""
-    with start(tmp_path_factory.mktemp("quiet") / "run", *STEPS, groups=1) as run:
-        assert run.end() == 0, run.log()
-        (digest,) = run.digests()
-        return digest
+    return once("jax groups", lambda directory: ended(start(directory, *STEPS, groups=1)))
 
 
 def test_processes_are_killed(tmp_path: Path, quiet: str) -> None:

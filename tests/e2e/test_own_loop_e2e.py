@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from planaria.core.messages import Phase
-from tests.e2e.harness import Run
+from tests.e2e.harness import Once, Run, ended
 from tests.e2e.test_lost_ranks_e2e import pids
 from tests.e2e.test_standbys_e2e import warm
 
@@ -23,14 +22,11 @@ def start(directory: Path, *words: str, groups: int = 3, options: tuple[str, ...
 
 
 @pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    @cache
+def unhurt(once: Once) -> Callable[..., str]:
     def digest(form: str, ranks: int = 1) -> str:
         options = ("--nproc-per-group", str(ranks))
-        with start(tmp_path_factory.mktemp(form) / "run", form, groups=1, options=options) as run:
-            assert run.end() == 0, run.log()
-            (found,) = run.digests()
-            return found
+        made = lambda directory: ended(start(directory, form, groups=1, options=options))  # noqa: E731
+        return once(f"own loop {form} {ranks}", made)
 
     return digest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from planaria.engines.local import hold_port
-from tests.e2e.harness import Run
+from tests.e2e.harness import Once, Run, ended
 from tests.e2e.layouts import SCRIPT, start
 from tests.e2e.test_checkpoints_e2e import lighthouse
 
@@ -30,12 +30,9 @@ def node(directory: Path, address: str, number: int, *more: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def digest(tmp_path_factory: pytest.TempPathFactory) -> str:
+def digest(once: Once) -> str:
     """Of the quiet run."""
-    with start(tmp_path_factory.mktemp("quiet") / "run", "fsdp", *LONG, groups=1) as run:
-        assert run.end() == 0, run.log()
-        (found,) = run.digests()
-        return found
+    return once(f"parallel fsdp {LONG}", lambda directory: ended(start(directory, "fsdp", *LONG, groups=1)))
 
 
 @pytest.fixture
