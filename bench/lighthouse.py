@@ -53,7 +53,8 @@ from planaria.lighthouse.client import OperatorClient
 from planaria.wire import channel
 from planaria.wire import control_pb2 as pb
 from planaria.wire.checks import decode_quorum_id
-from planaria.wire.codec import decode_quorum, encode_report
+from planaria.wire.codec import encode_report
+from planaria.wire.quorums import decode_quorum
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = "from bench.handed_over import run; run({!r}, {!r}, {!r})"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from planaria import files
 from planaria.files import sync_directory, write_whole
 
 WRITER = """
@@ -60,7 +59,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatc
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, "after")
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["state"]
@@ -74,7 +73,7 @@ def test_a_file_system_that_cannot_sync_directories_is_no_trouble(
     def cannot(descriptor: int) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(files.os, "fsync", cannot)
+    monkeypatch.setattr(os, "fsync", cannot)
     sync_directory(tmp_path)
     with pytest.raises(FileNotFoundError):
         sync_directory(tmp_path / "nowhere")
