@@ -293,6 +293,46 @@ def test_an_authority_is_made_once_and_renews_only_its_own(tmp_path: Path) -> No
         authority.renew(tmp_path / "new", 1, [Role.AGENT])
 
 
+RENEW = """
+import sys
+from pathlib import Path
+from planaria.wire import authority
+from planaria.wire.roles import Role
+for _ in range(60):
+    authority.renew(Path(sys.argv[1]), 1, [Role.AGENT])
+"""
+BEGIN = """
+import sys
+from pathlib import Path
+from planaria.wire import authority
+sys.stdin.read()
+authority.init(Path(sys.argv[1]), 1)
+"""
+
+
+def python(code: str, directory: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, str(directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=plain())
+
+
+def test_two_that_renew_at_once_write_whole_certificates(own: Path) -> None:
+    both = [python(RENEW, own) for _ in range(2)]
+    while any(each.poll() is None for each in both):
+        Credentials(own, Role.AGENT).read()
+    assert [(each.wait(), each.communicate()[1]) for each in both] == [(0, "")] * 2
+
+
+def test_of_two_that_begin_at_once_one_makes_the_authority(tmp_path: Path) -> None:
+    several = [python(BEGIN, tmp_path / "site") for _ in range(4)]
+    for each in several:
+        assert each.stdin is not None
+        each.stdin.close()
+    assert sorted(each.wait() for each in several) == [0, 1, 1, 1]
+    authority.renew(tmp_path / "site", 1, [Role.AGENT])
+    Credentials(tmp_path / "site", Role.AGENT).context()
+    Credentials(tmp_path / "site", Role.VIEWER).context()
+
+
 @pytest.mark.parametrize(
     ("host", "here"), [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("::", False)]
 )
