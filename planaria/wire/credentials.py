@@ -150,10 +150,11 @@ class Credentials:
         name must be given there."""
         pem = self.read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Every handshake is a whole one: none rests on a certificate that was shown before, perhaps one of an authority
+        # that is believed no more. In 1.2 sessions are taken up without tickets too (seen).
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        if serves:  # every handshake is a whole one: none rests on a certificate that was shown before
-            context.options |= ssl.OP_NO_TICKET
+        if serves:
             context.num_tickets = 0
         try:
             context.load_cert_chain(self.path)

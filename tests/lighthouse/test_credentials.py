@@ -209,6 +209,42 @@ def test_status_pages_take_up_what_is_replaced(own: Path, tmp_path: Path) -> Non
                 looks(shown, believed)
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("where", ["http", "address"])
+def test_no_session_outlives_the_authority_under_which_it_began(
+    where: str, version: ssl.TLSVersion, own: Path, tmp_path: Path
+) -> None:
+    context = ssl.create_default_context(cafile=own / "ca.pem")
+    context.check_hostname, context.maximum_version = False, version
+    context.set_alpn_protocols(["h2"] if where == "address" else [])
+    context.load_cert_chain(own / "viewer.pem")
+    ask = (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+        if where == "address"
+        else b"GET /healthz HTTP/1.1\r\n\r\n"
+    )
+
+    def session(earlier: ssl.SSLSession | None) -> ssl.SSLSession | None:
+        host, port = lighthouse.listening[where].split(":")
+        plain = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        with context.wrap_socket(plain, session=earlier) as connection:
+            connection.sendall(ask)
+            assert connection.recv(100)
+            return connection.session
+
+    with Lighthouse(tmp_path / "db", "--http", "127.0.0.1:0") as lighthouse:
+        try:
+            earlier = session(session(None))
+        except OSError:
+            assert where == "http" and version is ssl.TLSVersion.TLSv1_2
+            return
+        shutil.rmtree(own)
+        authority.init(own, 1)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # of one who believes anybody
+        with pytest.raises((OSError, AssertionError)):
+            session(earlier)
+
+
 async def test_node_0_takes_up_what_is_replaced(own: Path) -> None:
     async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
