@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -28,6 +30,18 @@ def write_whole(path: Path, text: str, *, mode: int = 0o666, durable: bool = Tru
         raise
     if durable:
         sync_directory(path.parent)
+
+
+@contextmanager
+def one_at_a_time(lock: Path, mode: int = 0o666) -> Iterator[None]:
+    """Only one process of this machine inside; ``lock`` is a file for nothing else, which stays, and the lock goes with
+    the process that holds it. Raises OSError if there can be no such file."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:

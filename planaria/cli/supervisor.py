@@ -114,6 +114,7 @@ class Supervisor:
         self._host = host_of(self._events.add)
         self._status: JobStatus | None = None
         self._followed: dict[int, Path] = {}  # by group
+        self._written = ""  # of what the keeper remembers, the newest on the disk
 
     async def run(self) -> int:
         """The exit code of the job. No group is left."""
@@ -228,7 +229,7 @@ class Supervisor:
         self._status = tick.status or self._status
         memory, directory = self._keeper.memory, self._options.log_dir
         try:
-            memories.write(directory / MEMORY, memory)
+            self._written = memories.write(directory / MEMORY, memory, self._written)
         except OSError as error:
             self._events.add("unwritten", f"{directory / MEMORY} cannot be written ({error.strerror})")
         if self._options.quiet:

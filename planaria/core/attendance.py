@@ -10,6 +10,7 @@ A heartbeat costs the same whatever the number of agents and groups: nothing her
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from planaria.core.liveness import HEARTBEAT_SECONDS, HeartbeatWatch, WatchedClock
 from planaria.core.messages import NO_QUORUM, Member, Pulse
@@ -17,6 +18,9 @@ from planaria.core.roster import CERTAINLY_GONE, Agent, Group, State
 
 # Progress is seen through heartbeats, one a second: three without a step are a stall, not a coarse clock.
 STALL_BEATS = 3.0
+# Agents out of reach that may stay without a look at which of them nobody needs. Every start of an agent is another
+# one, so that in a job of weeks whose nodes are replaced they would become thousands.
+AWAY_KEPT = 256
 
 
 class Attendance:
@@ -35,6 +39,7 @@ class Attendance:
         self.look_at = math.inf  # watched time before which nobody's silence can be too long
         self._clock = WatchedClock(HEARTBEAT_SECONDS)
         self._away: set[str] = set()  # agents out of reach
+        self._away_kept = AWAY_KEPT
         self._hosted: dict[str, dict[int, None]] = {}  # by agent: groups that it has, or has had, in order
         self._slowest: float | None = None  # the longest step seconds of any group; None: to be looked up again
 
@@ -77,6 +82,19 @@ class Attendance:
         agent.connected, agent.lost_at, self.news = False, self.at, True
         self._away.add(name)
         return True
+
+    def forget(self, needed: Collection[str]) -> list[str]:
+        """Let go of agents out of reach that have no groups, but for ``needed``, once they may be many: should one come
+        back, it says all that it knows, as if it were new. Returns which."""
+        if len(self._away) <= self._away_kept:
+            return []
+        gone = [name for name in self._away if name not in needed and not self.of_agent(name)]
+        for name in gone:
+            self._away.discard(name)
+            del self.agents[name]
+            self._hosted.pop(name, None)
+        self._away_kept = max(AWAY_KEPT, 2 * len(self._away))  # those that stay are not looked through for every agent
+        return gone
 
     def owner(self, name: str, member: Member) -> str | None:
         """The other agent, in reach, that has this group alive: two runs of one name must not speak for each other."""

@@ -88,6 +88,8 @@ class Drains(Hosts):
             self._send(agent, Close(device))
         for device in sorted(set(hello.closed) - self._closed(agent)):
             self._send(agent, Close(device, opens=True))
+        for name in self.seen.forget({move.agent for move in self._moves.values()}):
+            self.closed.pop(name, None)
 
     def _having(self, node: str, device: str) -> list[str]:
         """The agents there, or those that have the GPU. Raises ValueError if there are none, or one is out of reach."""

@@ -30,8 +30,10 @@ def read(path: Path) -> Memory:
         raise UsageError(f"{path} is not what a supervisor remembers ({error}); give another --log-dir") from None
 
 
-def write(path: Path, memory: Memory) -> str:
-    """Whole or not at all. Returns what was written. Raises OSError."""
+def write(path: Path, memory: Memory, before: str = "") -> str:
+    """Whole or not at all, and not if it is what was written ``before``: to have it on the disk takes time, and between
+    two looks there is seldom anything new. Returns what is there now. Raises OSError."""
     text = json.dumps(asdict(memory), default=lambda state: state.value)
-    write_whole(path, text)
+    if text != before:
+        write_whole(path, text)
     return text

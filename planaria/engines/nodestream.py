@@ -40,7 +40,7 @@ async def listen(
             return
         await connected(reader, writer)
 
-    return await asyncio.start_server(only_agents, host, port, ssl=credentials and credentials.context())
+    return await asyncio.start_server(only_agents, host, port, ssl=credentials and credentials.serving())
 
 
 async def connect(host: str, port: int) -> NodeStream:

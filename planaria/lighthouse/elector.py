@@ -16,6 +16,7 @@ from planaria.core.leadership import Granted, Held, Lost, Renewed
 from planaria.core.messages import Member, QuorumId
 from planaria.core.roster import LineageRecord
 from planaria.errors import PlanariaError, UsageError
+from planaria.wire.checks import MAX_NUMBER
 
 # Seconds. A failure of a leader costs nothing until a member fails as well; then this is for how long others wait. A
 # shorter lease has the store written more often, and a store that hesitates for as long changes the leader, which costs
@@ -90,6 +91,14 @@ def open_elector(where: str, seconds: float, credentials: Path | None) -> Electo
     raise UsageError(
         f"--elector {where}: give file:DIRECTORY, etcd:URL[,URL] or kubernetes:NAMESPACE/NAME (docs/lighthouse.md)"
     )
+
+
+def epoch_above(*epochs: int) -> int:
+    """Raises StoreAway if there is none that the protocol can say."""
+    epoch = max(epochs) + 1
+    if epoch > MAX_NUMBER:
+        raise StoreAway(f"the next leader would take epoch {epoch}, above {MAX_NUMBER}: begin with another store")
+    return epoch
 
 
 def record_to_json(record: LineageRecord) -> str:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from planaria.core.leadership import Granted, Held, Lost, Renewed
 from planaria.core.roster import LineageRecord
 from planaria.errors import UsageError
-from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, record_from_json, record_to_json
+from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, epoch_above, record_from_json, record_to_json
 from planaria.lighthouse.rest import Rest, check_urls
 
 _DEFAULT_PREFIX = "/planaria"
@@ -55,7 +55,7 @@ class EtcdElector:
                 known = json.loads(leader[0])
                 if known.get("name") != self._name:
                     return Held(str(known.get("address", "")), "", math.inf)
-            epoch = max(int(newest[0]) if newest else 0, floor, self.epoch) + 1
+            epoch = epoch_above(int(newest[0]) if newest else 0, floor, self.epoch)
             # Rounded up: the lease must not lapse before we think it does.
             granted = self._call("/v3/lease/grant", {"TTL": math.ceil(self._seconds)})
             lease = str(granted["ID"])
@@ -99,8 +99,9 @@ class EtcdElector:
 
     def bump_epoch(self) -> int:
         with self._lock:
-            self._keep("epoch", str(self.epoch + 1))
-            self.epoch += 1
+            epoch = epoch_above(self.epoch)
+            self._keep("epoch", str(epoch))
+            self.epoch = epoch
             return self.epoch
 
     def close(self) -> None:

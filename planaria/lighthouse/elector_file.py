@@ -29,8 +29,7 @@ from planaria.core.leadership import Granted, Held, Lost, Renewed
 from planaria.core.roster import LineageRecord
 from planaria.errors import UsageError
 from planaria.files import sync_directory
-from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, record_from_json, record_to_json
-from planaria.wire.checks import MAX_NUMBER
+from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, epoch_above, record_from_json, record_to_json
 
 _DIGITS = 16
 # States that stay for whoever is reading one that was the newest just now.
@@ -86,9 +85,7 @@ class FileElector:
                 stamp = f"{now.number} {self._beat_of(now.holder)}"
                 if stamp != over:
                     return Held(now.address, stamp, now.seconds)
-            epoch = max(now.epoch, self._mine.epoch, floor) + 1
-            if epoch > MAX_NUMBER:
-                raise StoreAway(f"{self._path} would take epoch {epoch}, above {MAX_NUMBER}")
+            epoch = epoch_above(now.epoch, self._mine.epoch, floor)
             mine = replace(now, holder=self._name, address=address, seconds=self._seconds, epoch=epoch)
             if not self._follow(now, mine):
                 return Held("", "", math.inf)  # somebody was faster: the next look says who
@@ -123,7 +120,7 @@ class FileElector:
 
     def bump_epoch(self) -> int:
         with self._using():
-            self._change(epoch=self._mine.epoch + 1)
+            self._change(epoch=epoch_above(self._mine.epoch))
             return self._mine.epoch
 
     def close(self) -> None:

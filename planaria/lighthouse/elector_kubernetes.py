@@ -19,7 +19,7 @@ from typing import Any
 from planaria.core.leadership import Granted, Held, Lost, Renewed
 from planaria.core.roster import LineageRecord
 from planaria.errors import PlanariaError, UsageError
-from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, record_from_json, record_to_json
+from planaria.lighthouse.elector import PATIENCE, Deposed, StoreAway, epoch_above, record_from_json, record_to_json
 from planaria.lighthouse.rest import Rest, check_urls
 
 # Where Kubernetes puts a pod's own: ca.crt and token.
@@ -63,7 +63,7 @@ class KubernetesElector:
             holder, stamp = spec.get("holderIdentity") or "", _stamp(spec)
             if holder not in ("", self._name) and stamp != over:
                 return Held(notes.get(_ADDRESS, ""), stamp, float(spec.get("leaseDurationSeconds") or self._seconds))
-            epoch = max(_number(notes.get(_EPOCH)), floor, self.epoch) + 1
+            epoch = epoch_above(_number(notes.get(_EPOCH)), floor, self.epoch)
             notes |= {_ADDRESS: address, _EPOCH: str(epoch)}
             now = _now()
             transitions = _number(spec.get("leaseTransitions")) + int(holder != self._name)
@@ -105,8 +105,9 @@ class KubernetesElector:
 
     def bump_epoch(self) -> int:
         with self._lock:
-            self._change(lambda lease: _notes(lease).update({_EPOCH: str(self.epoch + 1)}))
-            self.epoch += 1
+            epoch = epoch_above(self.epoch)
+            self._change(lambda lease: _notes(lease).update({_EPOCH: str(epoch)}))
+            self.epoch = epoch
             return self.epoch
 
     def close(self) -> None:

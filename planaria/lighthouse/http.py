@@ -73,9 +73,12 @@ class StatusPages:
         """UsageError if the address is taken or senseless."""
         host, port = split_address(bind, "--http")
         demand_for(host, "the status pages", self._credentials)
-        context = self._credentials.context() if self._credentials is not None else None
+        context = self._credentials.serving() if self._credentials is not None else None
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD, ssl=context)
+            patience = TIMEOUT if context is not None else None
+            self._server = await asyncio.start_server(
+                self._serve, host, port, limit=MAX_HEAD, ssl=context, ssl_handshake_timeout=patience
+            )
         except OSError as error:
             raise UsageError(
                 f"the status pages cannot listen on {bind}: {error.strerror}; choose another --http"

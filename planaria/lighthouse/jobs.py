@@ -21,6 +21,7 @@ from planaria.lighthouse.history import History
 from planaria.lighthouse.outbox import Outbox
 from planaria.lighthouse.recovery import RecoveryWatch
 from planaria.logs import facts_of
+from planaria.wire.checks import clip
 
 log = logging.getLogger("planaria.lighthouse")
 
@@ -170,7 +171,7 @@ class Job:
 
     def _record(self, event: Event) -> None:
         # people read wall clocks; decisions are over by now
-        event = dataclasses.replace(event, at=time.time())
+        event = dataclasses.replace(event, at=time.time(), text=clip(event.text))
         self.events.append(event)
         self.events_count += 1
         self.history.event(event, max(self.machine.seen.top_step, 0))

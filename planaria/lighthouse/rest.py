@@ -4,11 +4,14 @@ at the other addresses of the same store."""
 from __future__ import annotations
 
 import http.client
+import io
 import json
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,12 +43,12 @@ class Rest:
         """(status, answer) within ``patience`` seconds in all. StoreAway if nobody answers."""
         until, why = time.monotonic() + patience, ""
         for left in range(len(self._urls), 0, -1):
-            seconds = (until - time.monotonic()) / left
-            if seconds <= 0:
+            now = time.monotonic()
+            if now >= until:
                 break
             url = self._urls[self._turn][0]
             try:
-                return self._call(method, path, body, seconds)
+                return self._call(method, path, body, now + (until - now) / left)
             except (OSError, http.client.HTTPException, ValueError, UsageError) as error:
                 self.close()
                 self._turn = (self._turn + 1) % len(self._urls)
@@ -57,17 +60,17 @@ class Rest:
             self._connection.close()
             self._connection = None
 
-    def _call(self, method: str, path: str, body: Any, seconds: float) -> tuple[int, Any]:
+    def _call(self, method: str, path: str, body: Any, until: float) -> tuple[int, Any]:
         headers = {"Content-Type": "application/json", "Accept": "application/json", **self._headers()}
         data = None if body is None else json.dumps(body)
         kept = self._connection
         if kept is not None:
             # The other side may have closed it meanwhile, which is no reason to give up.
             with suppress(ConnectionError, http.client.HTTPException):
-                return self._once(kept, method, path, data, headers, seconds)
+                return self._once(kept, method, path, data, headers, until)
             self.close()
-        self._connection = self._open(seconds)
-        return self._once(self._connection, method, path, data, headers, seconds)
+        self._connection = self._open(_left(until))
+        return self._once(self._connection, method, path, data, headers, until)
 
     def _open(self, seconds: float) -> http.client.HTTPConnection:
         _, url = self._urls[self._turn]
@@ -83,15 +86,47 @@ class Rest:
         path: str,
         data: str | None,
         headers: Mapping[str, str],
-        seconds: float,
+        until: float,
     ) -> tuple[int, Any]:
-        connection.timeout = seconds
         if connection.sock is not None:
-            connection.sock.settimeout(seconds)
+            connection.sock.settimeout(_left(until))
         connection.request(method, path, data, dict(headers))
+        connection.response_class = partial(_Answer, until=until)  # type: ignore[assignment]
         answer = connection.getresponse()
         text = answer.read(MAX_BODY)
         return answer.status, json.loads(text) if text.strip() else {}
+
+
+class _Answer(http.client.HTTPResponse):
+    """All of which must be there in time. A socket's own limit is begun anew by every byte."""
+
+    def __init__(self, sock: socket.socket, *args: Any, until: float, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        whole, self.fp = self.fp, io.BufferedReader(_Until(sock, until))
+        whole.close()
+
+
+class _Until(io.RawIOBase):
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self._socket, self._raw, self._until = sock, sock.makefile("rb", buffering=0), until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._socket.settimeout(_left(self._until))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _left(until: float) -> float:
+    """Seconds. TimeoutError if there are none."""
+    if (seconds := until - time.monotonic()) <= 0:
+        raise TimeoutError("no answer in time")
+    return seconds
 
 
 def check_urls(urls: Sequence[str], what: str) -> None:

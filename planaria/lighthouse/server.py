@@ -7,8 +7,10 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -277,8 +279,18 @@ def _server(options: Options) -> Server:
     return Server(None, elector, options.lease)
 
 
+def _open_many() -> None:
+    """Each agent takes a file, and so does each stranger until the handshake is given up. With the 1,024 that a process
+    may usually open unless it asks for more, a thousand of either would keep all others out, and cost a leader whose
+    elector is a directory its lease."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # then with what there is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def run(options: Options) -> None:
     """``serve`` as the whole of a process, with a log on standard error."""
     configure(options.log_format, "%(asctime)s %(levelname)s %(message)s")
     gc.set_threshold(GARBAGE)
+    _open_many()
     asyncio.run(serve(options))

@@ -6,11 +6,9 @@ themselves, one of them while the others wait.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob
 from itertools import islice
@@ -21,7 +19,7 @@ import numpy as np
 import xxhash
 
 from planaria.errors import UsageError
-from planaria.files import write_whole
+from planaria.files import one_at_a_time, write_whole
 from planaria.train.config import Config
 
 # Characters of a file that are taken at once: bounds memory, and is far beyond what a tokenizer merges.
@@ -193,7 +191,7 @@ def tokens_of(source: Source, tokenizer: Tokenizer, cache: Path) -> Tokens:
     if not note.exists():
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            with _locked(cache / f"{key}.lock"):
+            with one_at_a_time(cache / f"{key}.lock"):
                 if not note.exists():
                     _build(source, tokenizer, path, note, kind)
         except OSError as error:
@@ -220,14 +218,6 @@ def _build(source: Source, tokenizer: Tokenizer, path: Path, note: Path, kind: n
     # Written last: who finds it finds the tokens.
     about = {"tokens": count, "digest": hasher.hexdigest(), "source": repr(source)}
     write_whole(note, json.dumps(about) + "\n")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Only one process of this machine inside at a time; the lock goes with the process that holds it."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def prepare(config: Config) -> None:

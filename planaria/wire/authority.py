@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from planaria.errors import UsageError
-from planaria.files import write_whole
+from planaria.files import one_at_a_time, write_whole
 from planaria.wire.credentials import AUTHORITY
 from planaria.wire.roles import AGENT_NAME, LIGHTHOUSE_NAME, Role
 
@@ -37,15 +38,20 @@ class Authority:
 
 def init(directory: Path, days: int) -> list[Path]:
     """A new authority, and certificates of all roles. Raises UsageError if there is one, or it cannot be written."""
-    if any(os.path.exists(directory / name) for name in (AUTHORITY_KEY, AUTHORITY)):  # False where it may not look
-        raise UsageError(
-            f"{directory} has an authority; to renew the certificates say planaria certs renew {directory}, to begin "
-            "anew give another directory"
-        )
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UsageError(f"{directory} cannot be made: {error.strerror}") from None
+    with _alone_in(directory):
+        return [directory / AUTHORITY, *_issue(directory, _found(directory), days, tuple(Role))]
+
+
+def _found(directory: Path) -> Authority:
+    if any(os.path.exists(directory / name) for name in (AUTHORITY_KEY, AUTHORITY)):
+        raise UsageError(
+            f"{directory} has an authority; to renew the certificates say planaria certs renew {directory}, to begin "
+            "anew give another directory"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Planaria authority")])
     builder = _builder(name, name, key, _AUTHORITY_DAYS)
@@ -54,13 +60,18 @@ def init(directory: Path, days: int) -> list[Path]:
     authority = Authority(key, builder.sign(key, hashes.SHA256()))
     _write(directory / AUTHORITY_KEY, _private(key), 0o600)
     _write(directory / AUTHORITY, authority.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    return [directory / AUTHORITY, *renew(directory, days, tuple(Role))]
+    return authority
 
 
 def renew(directory: Path, days: int, roles: Sequence[Role]) -> list[Path]:
     """New keys and certificates of ``roles``, by the authority in ``directory``. Whoever uses them takes them up by
     itself. Raises UsageError."""
     authority = _read(directory)
+    with _alone_in(directory):
+        return _issue(directory, authority, days, roles)
+
+
+def _issue(directory: Path, authority: Authority, days: int, roles: Sequence[Role]) -> list[Path]:
     written = []
     for role in roles:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -131,6 +142,17 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Two that make certificates at once, of which one is a timer's, would write into each other's drafts."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(one_at_a_time(directory / ".lock", 0o600))
+        except OSError as error:
+            raise UsageError(f"{directory} cannot be written: {error.strerror}") from None
+        yield
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:

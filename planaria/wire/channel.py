@@ -60,8 +60,12 @@ _CLIENT = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+# Seconds for the handshakes of a caller: ten times what callers of ours wait for them. gRPC's own limit is two minutes,
+# for which whoever says nothing would hold a connection.
+HANDSHAKE_SECONDS = 10.0
 _SERVER = [
     *_LIMITS,
+    ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
     *_keepalive(_PATIENT_MS, _PATIENT_MS),
     ("grpc.so_reuseport", 0),  # a second lighthouse on the port must fail, not take half of the agents
     # Our own clients ping every _PING_MS, and gRPC adds pings of its own to measure the line. By default a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 
 from planaria.core.messages import Member, QuorumId
@@ -24,6 +25,11 @@ MAX_EVENTS = 4096
 MAX_FACTS = 256
 MAX_NAME = 256  # jobs, agents, hosts, addresses, digests, keys
 MAX_TEXT = 4096  # free text for people; longer text is cut by the sender
+# What has a terminal do something else than to show a character: colours, the cursor, the title, text that runs
+# backwards. People see names and texts at terminals and in logs, where nobody else's line may look like another one.
+_CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_NO_NAME = re.compile(f"[{_CONTROL}]")
+_NO_TEXT = re.compile(rf"(\x1b\[[0-9;]*m)|(?![\n\t])[{_CONTROL}]")  # colours, of which nothing need be seen, and others
 
 
 def same_protocol(theirs: int, who: str) -> None:
@@ -60,17 +66,21 @@ def rank(value: int) -> int:
 
 
 def name(value: str, what: str, *, empty: bool = False) -> str:
-    """An identifier: short and, unless ``empty`` is allowed, not empty. Never cut: that would make another
-    name."""
+    """An identifier: short, without control characters and, unless ``empty`` is allowed, not empty. Never cut: that
+    would make another name."""
     if len(value) > MAX_NAME:
         raise ProtocolError(f"{what} has {len(value)} characters, more than {MAX_NAME}: {value[:40]!r}...")
     if not value and not empty:
         raise ProtocolError(f"{what} is empty")
+    if not value.isprintable() and _NO_NAME.search(value):
+        raise ProtocolError(f"{what} has control characters: {value[:40]!a}")
     return value
 
 
 def clip(text: str) -> str:
-    """Free text made fit to travel: a traceback must not make its own report undeliverable."""
+    """Free text made fit to travel and to be shown: a traceback must not make its own report undeliverable, and what a
+    process has said must do nothing to the terminal of whoever reads it."""
+    text = _NO_TEXT.sub(lambda found: "" if found[1] else "\ufffd", text)
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -19,6 +19,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,10 @@ class Credentials:
         key, certificates = _KEY.search(own), _CERTIFICATES.search(own)
         if key is None or certificates is None:
             raise UsageError(f"--credentials {self.directory}: {self.path} does not hold a key and a certificate")
+        if b"ENCRYPTED" in key[0]:  # OpenSSL would ask for it at the terminal, of a service that has none
+            raise UsageError(
+                f"--credentials {self.directory}: the key in {self.path} is locked with a password; store it without"
+            )
         return Pem(key[0], certificates[0], authority)
 
     def demand_valid(self) -> None:
@@ -125,12 +130,32 @@ class Credentials:
 
     # --- without gRPC ----------------------------------------------------------------------------------------
 
+    def serving(self) -> ssl.SSLContext:
+        """For a server of ours that does without gRPC: each handshake takes the files as they are at the time."""
+        known, latest = self.read(), self.context()
+
+        def take_up(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+            nonlocal known, latest
+            with suppress(UsageError):  # half replaced: what was there before still holds
+                if (found := self.read()) != known:
+                    known, latest = found, self.context()
+            connection.context = latest
+
+        first = self.context()
+        first.sni_callback = take_up  # called for every handshake, also if no name is asked for
+        return first
+
     def context(self, serves: bool = True) -> ssl.SSLContext:
-        """For connections of ours that do without gRPC: of a server, or to one, whose name must be given there."""
+        """For connections of ours that do without gRPC: of a server, with the files as they are now, or to one, whose
+        name must be given there."""
         pem = self.read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Every handshake is a whole one: none rests on a certificate that was shown before, perhaps one of an authority
+        # that is believed no more. In 1.2 sessions are taken up without tickets too (seen).
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
+        if serves:
+            context.num_tickets = 0
         try:
             context.load_cert_chain(self.path)
             context.load_verify_locations(cadata=pem.authority.decode("ascii"))

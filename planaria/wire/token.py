@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.errors import PlanariaError, UsageError
-from planaria.files import write_whole
+from planaria.files import one_at_a_time, write_whole
 from planaria.wire.roles import Role
 
 ENVIRONMENT = "PLANARIA_TOKEN_FILE"
@@ -138,14 +138,20 @@ def _sign(secret: bytes, said: str, method: str) -> str:
 
 def make(path: Path, roles: Sequence[Role]) -> Path:
     """New secrets of ``roles`` into ``path``; of those before one each stays, for whoever has not the new one yet."""
+    try:
+        # What another one is making at the same time must not be lost: somebody may have it already.
+        with one_at_a_time(path.with_name(f".{path.name}.lock"), 0o600):
+            _make(path, roles)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def _make(path: Path, roles: Sequence[Role]) -> None:
     old = Token(path).secrets() if path.exists() else []
     lines = []
     for role in ROLES:
         kept = [secret.hex() for other, secret in old if other is role]
         fresh = [secrets.token_hex(32)] if role in roles else []
         lines += [f"{role.value} {secret}" for secret in (fresh + kept)[:2]]
-    try:
-        write_whole(path, "\n".join(lines) + "\n", mode=0o600)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    return path
+    write_whole(path, "\n".join(lines) + "\n", mode=0o600)

@@ -6,15 +6,19 @@ import asyncio
 import datetime
 import http.client
 import os
+import resource
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 from lighthouse_clients import PATIENCE, ROOT, FakeAgent, Lighthouse, link_that_notes
 
 from planaria.agent.link import Link
@@ -77,6 +81,27 @@ async def test_strangers(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with OperatorClient(lighthouse.address) as client:
             assert client.statuses() == []
     assert "Traceback" not in lighthouse.end()[1]
+
+
+@pytest.mark.parametrize("where", ["address", "http"])
+async def test_strangers_that_say_nothing_keep_nobody_out(where: str, own: Path, tmp_path: Path) -> None:
+    """More of them than a process may have files open, unless it asks for more; and what they hold is given up."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))  # of the lighthouse, which begins with it
+    try:
+        lighthouse = Lighthouse(tmp_path / "db", "--http", "127.0.0.1:0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with lighthouse, ExitStack() as strangers:
+        host, port = lighthouse.listening[where].split(":")
+        for _ in range(200):
+            strangers.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE))
+        async with FakeAgent(lighthouse.address, "a") as agent:
+            assert await agent.epoch() == 1
+            files = Path(f"/proc/{lighthouse.listening['pid']}/fd")
+            async with asyncio.timeout(PATIENCE):
+                while len(list(files.iterdir())) > 100:
+                    await asyncio.sleep(0.2)
 
 
 def test_only_a_lighthouse_is_believed_to_be_one(own: Path, site: Path, tmp_path: Path) -> None:
@@ -160,6 +185,79 @@ def test_status_pages_take_a_certificate(own: Path, tmp_path: Path) -> None:
         assert page(http.client.HTTPSConnection(host, int(port), context=context, timeout=30)) == b"ok\n"
 
 
+def test_status_pages_take_up_what_is_replaced(own: Path, tmp_path: Path) -> None:
+    """Even another authority; and what is half replaced is as if it were not."""
+    old = tmp_path / "old"
+    shutil.copytree(own, old)
+
+    def looks(shown: Path, believed: Path) -> bytes:
+        context = ssl.create_default_context(cafile=believed / "ca.pem")
+        context.check_hostname = False
+        context.load_cert_chain(shown / "viewer.pem")
+        return page(http.client.HTTPSConnection(host, int(port), context=context, timeout=PATIENCE))
+
+    with Lighthouse(tmp_path / "db", "--http", "127.0.0.1:0") as lighthouse:
+        host, port = lighthouse.listening["http"].split(":")
+        assert looks(old, old) == b"ok\n"
+        (own / "lighthouse.pem").write_text("half of")
+        assert looks(old, old) == b"ok\n"
+        shutil.rmtree(own)
+        authority.init(own, 1)
+        assert looks(own, own) == b"ok\n"
+        for shown, believed in ((own, old), (old, own)):
+            with pytest.raises(OSError):
+                looks(shown, believed)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("where", ["http", "address"])
+def test_no_session_outlives_the_authority_under_which_it_began(
+    where: str, version: ssl.TLSVersion, own: Path, tmp_path: Path
+) -> None:
+    context = ssl.create_default_context(cafile=own / "ca.pem")
+    context.check_hostname, context.maximum_version = False, version
+    context.set_alpn_protocols(["h2"] if where == "address" else [])
+    context.load_cert_chain(own / "viewer.pem")
+    ask = (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+        if where == "address"
+        else b"GET /healthz HTTP/1.1\r\n\r\n"
+    )
+
+    def session(earlier: ssl.SSLSession | None) -> ssl.SSLSession | None:
+        host, port = lighthouse.listening[where].split(":")
+        plain = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        with context.wrap_socket(plain, session=earlier) as connection:
+            connection.sendall(ask)
+            assert connection.recv(100)
+            return connection.session
+
+    with Lighthouse(tmp_path / "db", "--http", "127.0.0.1:0") as lighthouse:
+        try:
+            earlier = session(session(None))
+        except OSError:
+            assert where == "http" and version is ssl.TLSVersion.TLSv1_2
+            return
+        shutil.rmtree(own)
+        authority.init(own, 1)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # of one who believes anybody
+        with pytest.raises((OSError, AssertionError)):
+            session(earlier)
+
+
+async def test_node_0_takes_up_what_is_replaced(own: Path) -> None:
+    async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await nodestream.listen("127.0.0.1", 0, connected)
+    shutil.rmtree(own)
+    authority.init(own, 1)
+    stream = await nodestream.connect("127.0.0.1", server.sockets[0].getsockname()[1])
+    assert [word async for word in stream.words()] == []
+    await stream.close()
+    server.close()
+
+
 def page(connection: http.client.HTTPConnection) -> bytes:
     try:
         connection.request("GET", "/healthz")
@@ -189,6 +287,13 @@ def mix(where: Path, key: str, certificate: str) -> None:
     (where / certificate).write_bytes(parts[0][0] + start + parts[1][2])
 
 
+def lock(path: Path) -> None:
+    key, start, rest = path.read_bytes().partition(b"-----BEGIN CERTIFICATE")
+    form, locked = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    private = serialization.load_pem_private_key(key, None)
+    path.write_bytes(private.private_bytes(serialization.Encoding.PEM, form, locked) + start + rest)
+
+
 @pytest.mark.parametrize(
     ("spoilt", "said"),
     [
@@ -198,6 +303,7 @@ def mix(where: Path, key: str, certificate: str) -> None:
         (lambda where: shutil.rmtree(where), "has no agent.pem"),
         (lambda where: (where / "ca.pem").write_text("nonsense"), "damaged"),
         (lambda where: mix(where, "operator.pem", "agent.pem"), "its key is another certificate's"),
+        (lambda where: lock(where / "agent.pem"), "is locked with a password"),
     ],
 )
 def test_files_that_are_no_credentials(own: Path, spoilt: object, said: str) -> None:
@@ -221,6 +327,46 @@ def test_an_authority_is_made_once_and_renews_only_its_own(tmp_path: Path) -> No
     (tmp_path / "new" / "ca.key").write_text("nonsense")
     with pytest.raises(UsageError, match="damaged"):
         authority.renew(tmp_path / "new", 1, [Role.AGENT])
+
+
+RENEW = """
+import sys
+from pathlib import Path
+from planaria.wire import authority
+from planaria.wire.roles import Role
+for _ in range(60):
+    authority.renew(Path(sys.argv[1]), 1, [Role.AGENT])
+"""
+BEGIN = """
+import sys
+from pathlib import Path
+from planaria.wire import authority
+sys.stdin.read()
+authority.init(Path(sys.argv[1]), 1)
+"""
+
+
+def python(code: str, directory: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, str(directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=plain())
+
+
+def test_two_that_renew_at_once_write_whole_certificates(own: Path) -> None:
+    both = [python(RENEW, own) for _ in range(2)]
+    while any(each.poll() is None for each in both):
+        Credentials(own, Role.AGENT).read()
+    assert [(each.wait(), each.communicate()[1]) for each in both] == [(0, "")] * 2
+
+
+def test_of_two_that_begin_at_once_one_makes_the_authority(tmp_path: Path) -> None:
+    several = [python(BEGIN, tmp_path / "site") for _ in range(4)]
+    for each in several:
+        assert each.stdin is not None
+        each.stdin.close()
+    assert sorted(each.wait() for each in several) == [0, 1, 1, 1]
+    authority.renew(tmp_path / "site", 1, [Role.AGENT])
+    Credentials(tmp_path / "site", Role.AGENT).context()
+    Credentials(tmp_path / "site", Role.VIEWER).context()
 
 
 @pytest.mark.parametrize(

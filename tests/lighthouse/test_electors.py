@@ -16,6 +16,7 @@ from planaria.core.messages import Member, QuorumId
 from planaria.core.roster import LineageRecord, lineage_after
 from planaria.errors import UsageError
 from planaria.lighthouse.elector import Deposed, Elector, StoreAway, open_elector
+from planaria.wire.checks import MAX_NUMBER
 from tests.ports import free_ports
 
 KINDS = ("file", "etcd", "etcd with TLS", "Lease", "Lease, stand-in")
@@ -89,6 +90,16 @@ def test_the_next_leader_knows_the_newest_quorum_and_the_former_adds_none(store:
     with pytest.raises(Deposed):
         a.bump_epoch()
     assert b.last("job") != three
+
+
+def test_no_epoch_is_taken_that_nobody_could_be_told(store: Store) -> None:
+    a = store.candidate(LONG)
+    with pytest.raises(StoreAway, match="epoch 4294967296, above"):
+        a.acquire("x:1", MAX_NUMBER, "")
+    assert lead(a, MAX_NUMBER - 1) == MAX_NUMBER
+    with pytest.raises(StoreAway, match="above"):
+        a.bump_epoch()
+    assert a.epoch == MAX_NUMBER and a.renew() == Renewed()
 
 
 def test_a_lease_that_is_not_renewed_lapses_and_one_that_is_does_not(store: Store) -> None:

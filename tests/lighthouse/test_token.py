@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -157,3 +158,13 @@ def test_the_secret_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert token.make(tmp_path / "token", [Role.VIEWER]).stat().st_mode & 0o077 == 0
     with pytest.raises(UsageError, match="no secret of the role agent"):
         Token(tmp_path / "token").proof("Status", [Role.AGENT])
+
+
+def test_of_two_that_are_made_at_once_none_is_lost(tmp_path: Path) -> None:
+    path = token.make(tmp_path / "token", token.ROLES)
+    for _ in range(50):
+        before = set(Token(path).secrets())
+        with ThreadPoolExecutor(2) as both:
+            assert list(both.map(lambda _: token.make(path, token.ROLES), range(2))) == [path] * 2
+        now = Token(path).secrets()
+        assert len(now) == 2 * len(token.ROLES) and not before & set(now)

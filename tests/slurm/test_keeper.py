@@ -256,5 +256,10 @@ async def test_memory_outlives_a_keeper(tmp_path: Path) -> None:
     await job.quiet()
     job.world.end(job.world.lives[0], None, lost=True)
     await job.quiet()
-    memories.write(tmp_path / "keeper.json", job.keeper.memory)
-    assert asdict(memories.read(tmp_path / "keeper.json")) == asdict(job.keeper.memory)
+    path = tmp_path / "keeper.json"
+    text = memories.write(path, job.keeper.memory)
+    assert asdict(memories.read(path)) == asdict(job.keeper.memory)
+    before = path.stat()
+    assert memories.write(path, job.keeper.memory, text) == text and path.stat() == before, "nothing is new"
+    job.keeper.memory.desired += 1
+    assert memories.write(path, job.keeper.memory, text) == path.read_text() != text

@@ -180,6 +180,9 @@ SENSELESS_REPORTS: list[tuple[str, pb.Report]] = [
     ("rendezvous store is empty", pb.Report(ready=pb.Ready())),
     ("4097 characters", pb.Report(trouble=pb.Trouble(text="x" * 4097))),
     ("257 characters", pb.Report(ready=pb.Ready(address="x" * 257))),
+    ("control characters", pb.Report(ready=pb.Ready(address="h:1\x1b[2J"))),
+    ("control characters", pb.Report(hello=pb.Hello(agent="a\nb", protocol=PROTOCOL))),
+    ("control characters", pb.Report(hello=pb.Hello(agent="a", protocol=PROTOCOL, spec=pb.JobSpec(job="\u202ej")))),
     ("protocol 0", pb.Report(hello=pb.Hello(agent="a"))),
     ("install one release", pb.Report(hello=pb.Hello(agent="a", protocol=PROTOCOL + 1))),
     ("agent's name is empty", pb.Report(hello=pb.Hello(protocol=PROTOCOL))),
@@ -271,6 +274,14 @@ def test_text_that_is_not_unicode_still_arrives() -> None:
     """A path with undecodable bytes in an error's text comes as lone surrogates."""
     seen = codec.decode_order(codec.encode_order(Refuse(MEMBER, "no such file: \udcff.bin")))
     assert seen == Refuse(MEMBER, "no such file: ?.bin")
+
+
+def test_what_a_process_has_said_does_nothing_to_a_terminal() -> None:
+    said = "Traceback:\n\tat \x1b[1;31mline 3\x1b[0m\r\x1b]0;title\x07\x9b2J\x00 \u202eenod"
+    seen = codec.decode_report(codec.encode_report(Trouble(MEMBER, QuorumId(1, 1), 5, said)))
+    assert isinstance(seen, Trouble)
+    assert seen.text == "Traceback:\n\tat line 3\ufffd\ufffd]0;title\ufffd\ufffd2J\ufffd \ufffdenod"
+    assert checks.clip("naïve 学習 🚀 \u00a0") == "naïve 学習 🚀 \u00a0"
 
 
 def test_small_messages_stay_small() -> None:
