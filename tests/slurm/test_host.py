@@ -43,6 +43,23 @@ async def test_a_run_of_the_same_name_that_is_over_says_nothing_of_this_one(says
     assert [hosted.reason for hosted in await host.list()] == ["Priority"]
 
 
+async def test_what_a_job_that_waits_is_kept_from_can_be_less_later(says: Path, tmp_path: Path) -> None:
+    """It is asked for again; what the user excludes stays."""
+    says.write_text(f"{OTHERS}\n")
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/updates\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    template = replace(TEMPLATE, directory=tmp_path, sbatch=("exclude=n9",))
+    host = SlurmHost(template, lambda *_: None)
+    await host.create(0, 0, ("n1", "n2"))
+    await host.create(0, 0, ("n2",))
+    await host.create(0, 0, ())
+    assert says.read_text().count("llama-rg0-i0") == 1
+    assert (tmp_path / "updates").read_text().splitlines() == [
+        "update JobId=8 ExcNodeList=n9,n2",
+        "update JobId=8 ExcNodeList=n9",
+    ]
+
+
 async def test_one_that_is_not_over_is_not_taken_over(says: Path) -> None:
     says.write_text(f"{ENDED}\n{WAITS}\n")
     with pytest.raises(UsageError, match=r"still there \(llama-rg0-i0\): give another --job, or scancel 8"):

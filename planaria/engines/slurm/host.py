@@ -40,11 +40,15 @@ class SlurmHost:
         self._pause = BUSY_SECONDS[0]
         self._said: dict[tuple[int, int], str] = {}  # by agents, at the end of lives
         self._asked = False  # `changed` said so
+        self._anywhere: set[tuple[int, int]] = set()  # lives for which there are no nodes but those to be avoided
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
         name = placing.name_of(self._template.run, group, incarnation)
-        if any(job.name == name for job in await self._jobs()):
-            return  # it was taken although sbatch did not say so
+        if there := [job for job in await self._jobs() if job.name == name]:  # perhaps sbatch did not say so
+            for job in there if (group, incarnation) not in self._anywhere else ():
+                if job.state is HostState.PENDING:
+                    await commands.exclude(job.id, scripts.excluded(self._template, avoid))
+            return
         scripts.make_directory(self._template, group, incarnation)
         try:
             await commands.submit(scripts.render(self._template, group, incarnation, avoid))
@@ -52,6 +56,7 @@ class SlurmHost:
             if not avoid:
                 raise
             self._note("avoid", f"there is no node for group {group} but {', '.join(sorted(avoid))}", group)
+            self._anywhere.add((group, incarnation))
             await commands.submit(scripts.render(self._template, group, incarnation))
         self._pause = BUSY_SECONDS[0]
 
