@@ -14,7 +14,7 @@ import pytest
 from planaria.cli.pod_args import check
 from planaria.engines.kubernetes import cache, keeper
 from planaria.engines.kubernetes.access import Access
-from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, PODS, Api
+from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, NODES, PODS, Api
 from planaria.engines.kubernetes.controller import Controller
 from planaria.engines.kubernetes.leader import NAME, operate
 from tests.kubernetes.fault_proxy import FaultProxy, kind_of
@@ -142,6 +142,83 @@ async def test_a_server_that_is_away_and_back_finds_the_operator_where_it_was() 
         place.proxy.down = False
         await place.until(lambda: place.running("k") == ["k-rg0-0"], "the job that was submitted meanwhile")
         await place.until(lambda: place.running("j") == ["j-rg0-0", "j-rg1-1"], "another attempt at group 1")
+
+
+async def test_a_webhook_that_is_away_is_named_and_what_needs_none_of_it_is_done() -> None:
+    """The server says 500 of every pod, and is well."""
+    async with Place(1).operated(controlled) as place:
+        place.server.unhooked = {"pods"}
+        await place.submit("j", 2)
+        said = "Kubernetes says 500: failed calling webhook"
+        await place.until(lambda: said in place.status("j").get("message", ""), "what is in the way")
+        await place.until(lambda: [e for e in place.server.of("events") if e["reason"] == "Refused"], "an event")
+        assert place.server.of("deployments") and place.server.of("poddisruptionbudgets")
+        place.server.unhooked = set()
+        await place.until(lambda: len(place.running("j")) == 2, "two groups")
+        await place.until(lambda: place.status("j")["message"] == "", "nothing to be in the way")
+
+
+async def test_lines_of_a_watch_end_where_the_server_ends_them(caplog: pytest.LogCaptureFixture) -> None:
+    """What pods and people say may hold all that Python takes for the end of a line."""
+    async with Place(1).operated(controlled) as place:
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        caplog.clear()
+        strange = "a\x85b\u2028c\u2029d\x0be\x0cf\x1cg"
+        body = place.server.objects[JOBS_PATH, "j"]
+        for number in range(3):
+            body["metadata"]["annotations"] = {"note": f"{strange}{number}"}
+            body["spec"]["replicaGroups"]["desired"] = number + 2
+            await place.server.put(JOBS_PATH, body)
+            await place.until(lambda number=number: len(place.running("j")) == number + 2, "more groups")  # type: ignore[misc]
+        assert "the watch of" not in caplog.text
+
+
+async def test_nodes_that_are_gone_are_forgotten_with_their_pods() -> None:
+    """A cluster that grows and shrinks has new names every day."""
+
+    seen: list[Controller] = []
+
+    async def run(place: Place) -> None:
+        api = Api(place.access)
+        try:
+            seen.append(Controller(api, "n", True, check))
+            await seen[0].run()
+        finally:
+            await api.close()
+
+    def node(name: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, "uid": name}, "spec": {}, "status": {}}
+
+    async with Place(1).operated(run) as place:
+        await place.server._create(NODES.path(""), node("home"))
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        pod = place.server.objects[PODS_PATH, "j-rg0-0"]
+        await place.server.put(PODS_PATH, {**pod, "spec": {**pod["spec"], "nodeName": "home"}})
+        for number in range(20):
+            await place.server._create(NODES.path(""), node(f"spot-{number}"))
+            await place.until(lambda number=number: f"spot-{number}" in seen[0]._nodes.objects, "the node")  # type: ignore[misc, union-attr]
+            await place.server.remove(NODES.path(""), f"spot-{number}")
+        await place.server.remove(NODES.path(""), "home")
+        await place.until(lambda: "home" in seen[0]._lost, "home to be lost")
+        assert len(seen[0]._lost) <= 2 and len(seen[0]._marks) <= 2
+
+
+async def test_who_gets_no_answer_about_the_lease_stops_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Not when the request has been given up: others take the Lease before that."""
+
+    async def run(place: Place) -> None:
+        await operate(place.access, "n", False, 2.0, check)
+
+    async with Place(3).operated(run) as place:
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        place.proxy.silent = True
+        async with asyncio.timeout(10.0):  # a request has 15 s
+            while "another one may work" not in caplog.text:
+                await asyncio.sleep(0.02)
+        place.proxy.silent = False
 
 
 async def test_arguments_that_no_pod_would_take_are_said_in_the_status_and_start_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,17 @@ class Restarting(Api):
         return answer
 
     async def list(self, kind: Kind, namespace: str, selector: str = "") -> dict[str, Any]:
-        return {"items": []}
+        return {"items": [meshed("a"), meshed("b")]}
+
+    async def log(self, namespace: str, pod: str, container: str) -> AsyncIterator[str]:
+        yield f"{container} of {pod} speaks"
+
+
+def meshed(name: str) -> dict[str, Any]:
+    """A pod into which a webhook has put another container. Without a name the API server says no log of it."""
+    ours = {"name": "trainer", "volumeMounts": [{"name": "planaria-credentials"}]}
+    spec = {"containers": [{"name": "istio-proxy", "volumeMounts": [{"name": "certs"}]}, ours]}
+    return {"metadata": {"name": name, "uid": name}, "spec": spec, "status": {"phase": "Running"}}
 
 
 async def test_following_outlives_an_api_server(
@@ -46,7 +57,8 @@ async def test_following_outlives_an_api_server(
     over = {"status": {"outcome": {"exitCode": 1, "reason": "too few groups"}, "step": 7}}
     away = [ApiError(0, "Unreachable", "the API server does not answer"), ApiError(503, "", "Kubernetes says 503")]
     assert await k8s._follow(Restarting(*away, over), "n", "j") == 1
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
+    assert sorted(out.splitlines()) == ["trainer of a speaks", "trainer of b speaks"]
     assert "does not answer; the job goes on" in said and "job j: too few groups (step 7)" in said
     with pytest.raises(ApiError, match="forbidden"):
         await k8s._follow(Restarting(ApiError(403, "Forbidden", "forbidden")), "n", "j")

@@ -170,13 +170,15 @@ class JobKeeper:
             try:
                 await self._do(operation, job, body, memory)
             except ApiError as error:
-                if error.passing:
+                # Of an admission webhook that is away the server says 500: that is about this operation alone.
+                if error.passing and error.status != 500:
                     self._hindrances = before | self._hindrances
                     raise
                 trouble = str(error)
                 pause = min(2 * held.pause if held is not None else _PAUSE[0], _PAUSE[1])
                 self._hindrances[what] = _Hindrance(trouble, pause, time.monotonic() + pause)
-                await self._tell(Tell("Refused", trouble, warning=True), body)
+                if not error.passing or held is not None:
+                    await self._tell(Tell("Refused", trouble, warning=True), body)
             except UsageError as error:  # of the lighthouse
                 trouble = str(error)
         return trouble or next((each.why for each in self._hindrances.values()), "")

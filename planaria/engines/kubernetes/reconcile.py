@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.core import plan as planning
-from planaria.core.plan import GroupState, Observed
+from planaria.core.plan import GroupState, Observed, ObservedGroup
 from planaria.engines.desk import GONE
 from planaria.engines.kubernetes import budgets, resources
 from planaria.engines.kubernetes.api import DEPLOYMENTS, LEASES, PODS, SERVICES, Kind, Object
 from planaria.engines.kubernetes.crd import Wanted
-from planaria.engines.kubernetes.observe import Attempt, Memory, Past, Seen, attempts, observe
+from planaria.engines.kubernetes.observe import Attempt, Memory, Past, Seen, attempts, is_over, observe
 from planaria.engines.kubernetes.resources import PORT
 
 # Seconds for what is to end and has nothing to save: enough for an agent to end its ranks.
@@ -88,7 +88,11 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
     if memory.outcome is not None:
         return Decision(_clear(seen), observe(spec, job.nodes, seen, memory, now))
     if job.suspend:
-        return Decision([*_suspended(seen, memory), *_protected(seen, [])])
+        decision = Decision([*_suspended(seen, memory), *_protected(seen, [])])
+        # An operator that is started again before all have left is to know that there was a run.
+        known = [(group, past.attempt) for group, past in sorted(memory.groups.items()) if past.attempt >= 0]
+        decision.observed = Observed(tuple(ObservedGroup(*each, GroupState.DRAINING) for each in known))
+        return decision
     decision = Decision(_foundation(job, seen))
     decision.observed = observe(spec, job.nodes, seen, memory, now)
     service = seen.services.get(resources.lighthouse_name(job))
@@ -113,7 +117,8 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
                 decision.operations.append(Tell(told[0], reason, told[1]))
                 return decision
     world.leave(decision.observed)
-    world.leave_cordoned(decision.observed)
+    if planning.budget_left(spec, decision.observed, now):  # else it would not come back
+        world.leave_cordoned(decision.observed)
     world.forget(decision.observed)
     if (status := seen.lighthouse) is not None and status.quorum is not None and not status.complete:
         # Who is too many is said by the planner alone: the lighthouse is told of fewer when they have left.
@@ -142,9 +147,9 @@ class _World:
         # The newest end is kept for its log, what was before goes.
         older = self._found.get(group, [])
         self._out += _deleted([pod for attempt in older[:-1] for pod in attempt.pods])
-        left = [pod for pod in older[-1].pods if pod not in older[-1].ended] if older else []
+        left = [pod for pod in older[-1].pods if not is_over(pod)] if older else []
         self._out += _deleted(left, grace=_HOPELESS)
-        if left and not past.given_up:
+        if any(pod not in older[-1].ended for pod in left) and not past.given_up:
             return  # the rest of a group of several pods: two lives of a group must not be
         if again:
             where = f" (not on {', '.join(avoid)} if there is room elsewhere)" if avoid else ""
@@ -278,7 +283,7 @@ def _suspended(seen: Seen, memory: Memory) -> list[Operation]:
 
 def _clear(seen: Seen) -> list[Operation]:
     """The job is over: what runs ends; what has ended is left for its logs."""
-    over = [pod for pod in seen.pods_of("trainer") if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+    over = [pod for pod in seen.pods_of("trainer") if not is_over(pod)]
     if over:
         return _deleted(over)
     services = [Delete(SERVICES, each) for each in seen.services.values()]

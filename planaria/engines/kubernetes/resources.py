@@ -14,6 +14,7 @@ JOB, GROUP, ATTEMPT, NODE, ROLE = (PREFIX + key for key in ("job", "group", "att
 PORT = 29510
 GROUP_PORT = 29511
 LIGHTHOUSE_ACCOUNT = "planaria-lighthouse"
+CREDENTIALS = "planaria-credentials"  # a volume of the container that trains, and of no other
 _CREDENTIALS = "/var/run/planaria/credentials"
 _API = "/var/run/planaria/api"
 _LOGS = "/var/log/planaria"
@@ -80,7 +81,7 @@ def pod(
     container["env"] = [*(container.get("env") or []), _pod_ip()]
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or []),
-        {"name": "planaria-credentials", "mountPath": _CREDENTIALS, "readOnly": True},
+        {"name": CREDENTIALS, "mountPath": _CREDENTIALS, "readOnly": True},
         {"name": "planaria-logs", "mountPath": _LOGS},
     ]
     spec["volumes"] = [
@@ -146,7 +147,7 @@ def lighthouse(job: Wanted) -> Object:
             "runAsUser": 65532,
         },
         "volumeMounts": [
-            {"name": "planaria-credentials", "mountPath": _CREDENTIALS, "readOnly": True},
+            {"name": CREDENTIALS, "mountPath": _CREDENTIALS, "readOnly": True},
             {"name": "planaria-api", "mountPath": _API, "readOnly": True},
         ],
     }
@@ -242,7 +243,7 @@ def _pod_ip() -> Object:
 def _secret(job: Wanted, *keys: str) -> Object:
     items = [{"key": key, "path": key} for key in ("ca.pem", *keys)]
     secret = {"secretName": job.credentials, "items": items, "defaultMode": 0o444}  # whoever the image runs as
-    return {"name": "planaria-credentials", "secret": secret}
+    return {"name": CREDENTIALS, "secret": secret}
 
 
 def _api_token() -> Object:
