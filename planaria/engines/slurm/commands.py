@@ -37,6 +37,7 @@ _PASSING = re.compile(
     r"communication|in standby|invalid job credential|max(imum)? .*jobs|limit|not responding",
     re.IGNORECASE,
 )
+_WAITS_NO_MORE = re.compile(r"invalid job id|no longer pending|already finished", re.IGNORECASE)
 _NO_SUCH_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
 ASKED_TO_END = 143  # 128 + SIGTERM
 # Variables in which sbatch finds what the script says, and may not be otherwise: see ``scripts``.
@@ -111,7 +112,7 @@ async def exclude(job: str, nodes: Collection[str]) -> None:
     try:
         await _run(("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"))
     except _Failed as error:
-        if "invalid job id" not in error.words.lower() and not _NO_SUCH_NODES.search(error.words):
+        if not (_WAITS_NO_MORE.search(error.words) or _NO_SUCH_NODES.search(error.words)):
             raise HostAway(f"scontrol: {error.words}") from None
 
 
