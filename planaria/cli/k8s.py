@@ -68,7 +68,8 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
 
 def resource(options: RunOptions, ctx: typer.Context) -> Object:
     """The FaultTolerantJob. UsageError for what cannot work."""
-    name = options.job.lower().replace("_", "-").replace(".", "-")[: crd.LONGEST_NAME].rstrip("-")
+    name = options.job.lower().replace("_", "-").replace(".", "-")
+    name = (name if name[:1].isalpha() else f"job-{name}")[: crd.LONGEST_NAME].rstrip("-")
     image, given = ctx.params.get("image"), ctx.params.get("pod_template")
     template = _template(given) if given is not None else {"spec": {"containers": [{"name": "trainer"}]}}
     container = crd.container(template)

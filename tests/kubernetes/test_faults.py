@@ -158,6 +158,23 @@ async def test_a_webhook_that_is_away_is_named_and_what_needs_none_of_it_is_done
         await place.until(lambda: place.status("j")["message"] == "", "nothing to be in the way")
 
 
+async def test_what_a_webhook_makes_of_a_deployment_is_not_fought_over() -> None:
+    async with Place(1).operated(controlled) as place:
+        place.server.mirror = "mirror.example.com"
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        await asyncio.sleep(2.5)  # looks come every second
+        assert place.proxy.counts["PATCH deployments"] == 0
+        body = place.server.objects[JOBS_PATH, "j"]
+        body["spec"]["lighthouse"] = {"image": "newer", "replicas": 3}
+        await place.server.put(JOBS_PATH, body)
+        deployment = lambda: place.server.of("deployments")[0]["spec"]  # noqa: E731
+        image = lambda: deployment()["template"]["spec"]["containers"][0]["image"]  # noqa: E731
+        await place.until(lambda: image() == "mirror.example.com/newer" and deployment()["replicas"] == 3, "both")
+        await asyncio.sleep(1.5)
+        assert place.proxy.counts["PATCH deployments"] == 1
+
+
 async def test_lines_of_a_watch_end_where_the_server_ends_them(caplog: pytest.LogCaptureFixture) -> None:
     """What pods and people say may hold all that Python takes for the end of a line."""
     async with Place(1).operated(controlled) as place:

@@ -24,6 +24,17 @@ def test_words_of_the_script_are_not_variables_of_kubernetes(tmp_path: Path) -> 
     assert container["args"] == ["train.py", "$$(POD_IP)", "it's $$5 or $$$$"]
 
 
+@pytest.mark.parametrize(
+    ("given", "made"), [("Llama_3.1", "llama-3-1"), ("70B.run", "job-70b-run"), ("7" * 60, "job-" + "7" * 40)]
+)
+def test_a_job_has_a_name_that_kubernetes_takes(tmp_path: Path, given: str, made: str) -> None:
+    (tmp_path / "train.py").touch()
+    words = ["--engine", "k8s", "--image", "i", "--dry-run", "--job", given, "train.py"]
+    command = [sys.executable, "-m", "planaria", "run", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=170)
+    assert yaml.safe_load(done.stdout)["metadata"]["name"] == made
+
+
 class Restarting(Api):
     """An API server that is away for a moment."""
 

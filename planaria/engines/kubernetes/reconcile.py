@@ -240,12 +240,15 @@ def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
     if seen.deployment is None:
         made += [Create(LEASES, resources.lease(job)), Create(DEPLOYMENTS, resources.lighthouse(job))]
         return made
-    there, wanted = seen.deployment["spec"], resources.lighthouse(job)["spec"]
-    if _gist(there) != _gist(wanted):
+    wanted = resources.lighthouse(job)
+    asked, there = wanted["metadata"]["annotations"], seen.deployment["metadata"].get("annotations") or {}
+    scaled = seen.deployment["spec"].get("replicas") != job.lighthouses
+    if scaled or there.get(resources.ASKED) != asked[resources.ASKED]:
         # Of a list a merge leaves nothing that is not said again.
-        containers = {"spec": {"containers": wanted["template"]["spec"]["containers"]}}
+        containers = {"spec": {"containers": wanted["spec"]["template"]["spec"]["containers"]}}
         spec = {"replicas": job.lighthouses, "template": containers}
-        made.append(Patch(DEPLOYMENTS, resources.lighthouse_name(job), {"spec": spec}))
+        change = {"metadata": {"annotations": asked}, "spec": spec}
+        made.append(Patch(DEPLOYMENTS, resources.lighthouse_name(job), change))
     return made
 
 
@@ -263,12 +266,6 @@ def _protected(seen: Seen, wanted: list[Object]) -> list[Operation]:
         elif any(there["spec"].get(key) != value for key, value in body["spec"].items()):
             made.append(Patch(kind, name, {"spec": body["spec"]}))
     return [*made, *(Delete(kind, body) for body in found.values())]
-
-
-def _gist(deployment: Object) -> tuple[object, ...]:
-    """What of it follows the job; servers add to the rest."""
-    container = deployment["template"]["spec"]["containers"][0]
-    return deployment.get("replicas"), *(container.get(key) for key in ("image", "command", "args"))
 
 
 def _suspended(seen: Seen, memory: Memory) -> list[Operation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from planaria.engines.kubernetes.crd import PREFERRED, Wanted
 
 PREFIX = "planaria.dev/"
 JOB, GROUP, ATTEMPT, NODE, ROLE = (PREFIX + key for key in ("job", "group", "attempt", "node", "role"))
+# What was asked for that follows the job. What a webhook makes of it (another registry's image) is not put right: it
+# would do it again, for ever.
+ASKED = PREFIX + "asked"
 PORT = 29510
 GROUP_PORT = 29511
 LIGHTHOUSE_ACCOUNT = "planaria-lighthouse"
@@ -165,10 +169,11 @@ def lighthouse(job: Wanted) -> Object:
     for field in ("priorityClassName", "imagePullSecrets"):
         if field in job.template["spec"]:
             spec[field] = job.template["spec"][field]
+    asked = json.dumps([job.lighthouses, *(container[key] for key in ("image", "command", "args"))])
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _owned(job, name, "lighthouse"),
+        "metadata": {**_owned(job, name, "lighthouse"), "annotations": {ASKED: asked}},
         "spec": {
             "replicas": job.lighthouses,
             "selector": {"matchLabels": labels(job, "lighthouse")},

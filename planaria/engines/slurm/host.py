@@ -17,6 +17,7 @@ from planaria.errors import UsageError
 # haste is heard from the lighthouse within a second. While a job waits, begins or ends it is asked more often.
 CALM_SECONDS = 30.0
 BUSY_SECONDS = (1.0, 10.0)
+_PROGRESS = (HostState.RUNNING, HostState.PENDING, HostState.ENDED)
 
 
 async def jobs_before(run: str) -> frozenset[str]:
@@ -68,12 +69,18 @@ class SlurmHost:
         self._pause = BUSY_SECONDS[0]
 
     async def list(self) -> Sequence[Hosted]:
-        found: dict[tuple[int, int], commands.SlurmJob] = {}
+        called: dict[tuple[int, int], list[commands.SlurmJob]] = {}
         for job in await self._jobs():
-            life = placing.life_in(job.name, self._template.run)
-            # One that was submitted twice, for the first time in vain as it seemed: the newest counts.
-            if life is not None and (life not in found or int(job.id) > int(found[life].id)):
-                found[life] = job
+            if (life := placing.life_in(job.name, self._template.run)) is not None:
+                called.setdefault(life, []).append(job)
+        # One may have been submitted twice, for the first time in vain as it seemed: whoever has come farthest counts.
+        found: dict[tuple[int, int], commands.SlurmJob] = {}
+        twice: list[str] = []
+        for life, jobs in called.items():
+            found[life], *others = sorted(jobs, key=lambda job: (_PROGRESS.index(job.state), int(job.id)))
+            twice += [job.id for job in others if job.state is not HostState.ENDED]
+        if twice:
+            await commands.cancel(*twice)
         hosted = tuple(
             Hosted(*life, job.state, job.nodes, job.exit_code, job.since, self._why(life, job), job.lost)
             for life, job in sorted(found.items())
