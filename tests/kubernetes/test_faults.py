@@ -15,8 +15,12 @@ from planaria.cli.pod_args import check
 from planaria.engines.kubernetes import cache, keeper
 from planaria.engines.kubernetes.access import Access
 from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, NODES, PODS, Api
+from planaria.engines.kubernetes.cache import Cache
 from planaria.engines.kubernetes.controller import Controller
+from planaria.engines.kubernetes.crd import read
 from planaria.engines.kubernetes.leader import NAME, operate
+from planaria.engines.kubernetes.observe import Memory, Seen
+from planaria.engines.kubernetes.reconcile import Decision, Evict
 from tests.kubernetes.fault_proxy import FaultProxy, kind_of
 from tests.kubernetes.small_api import SmallApi
 from tests.kubernetes.world import job
@@ -173,6 +177,24 @@ async def test_what_a_webhook_makes_of_a_deployment_is_not_fought_over() -> None
         await place.until(lambda: image() == "mirror.example.com/newer" and deployment()["replicas"] == 3, "both")
         await asyncio.sleep(1.5)
         assert place.proxy.counts["PATCH deployments"] == 1
+
+
+async def test_who_is_not_given_up_is_not_said_to_be() -> None:
+    """While the lighthouse refuses it is asked every second, and the reason counts the seconds."""
+    server = SmallApi()
+    await server.start()
+    api = Api(Access(server.url, False, dict, "n"))
+    try:
+        jobs, pods, memory = Cache(api, JOBS, "n", lambda _: None), Cache(api, PODS, "n", lambda _: None), Memory()
+        kept = keeper.JobKeeper(api, jobs, pods, "n", "j", lambda *_: Seen(), check)
+        for second in range(3):
+            decision = Decision([Evict(1, f"group 1 (incarnation 0) has been suspected for {second} s")])
+            trouble = await kept._carry_out(decision, read(job()), job(), memory)
+            assert trouble == "the lighthouse is not there yet"
+        assert not server.of("events") and not memory.groups[1].given_up
+    finally:
+        await api.close()
+        await server.close()
 
 
 async def test_lines_of_a_watch_end_where_the_server_ends_them(caplog: pytest.LogCaptureFixture) -> None:

@@ -193,9 +193,9 @@ class JobKeeper:
             case Patch(kind, name, change):
                 await self._api.patch(kind, self._namespace, name, change)
             case Evict(group, reason):
-                await self._tell(Tell("GroupGivenUp", f"group {group} is given up: {reason}", warning=True), body)
                 await self._ask_lighthouse(lambda client, name: client.evict(group, name), job, memory)
                 memory.groups[group].given_up = True
+                await self._tell(Tell("GroupGivenUp", f"group {group} is given up: {reason}", warning=True), body)
                 self.wake()
             case Scale(groups):
                 await self._ask_lighthouse(lambda client, name: client.scale(groups, name), job, memory)
