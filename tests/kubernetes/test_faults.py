@@ -179,6 +179,25 @@ async def test_what_a_webhook_makes_of_a_deployment_is_not_fought_over() -> None
         assert place.proxy.counts["PATCH deployments"] == 1
 
 
+async def test_what_cannot_be_done_is_told_once_however_many_wait_for_it() -> None:
+    """Several groups that cannot be replaced have a reason each, and all are looked at every second."""
+    async with Place(1).operated(controlled) as place:
+        await place.submit("j", 3)
+        await place.until(lambda: len(place.running("j")) == 3, "work")
+        place.server.unhooked = {"pods"}
+        for name in ("j-rg0-0", "j-rg1-0"):
+            pod, code = place.server.objects[PODS_PATH, name], int(name[4]) + 10
+            over = {"name": "trainer", "state": {"terminated": {"exitCode": code}}}
+            await place.server.put(PODS_PATH, {**pod, "status": {"phase": "Failed", "containerStatuses": [over]}})
+        told = lambda: sorted(e["reason"] for e in place.server.of("events"))  # noqa: E731
+        await place.until(lambda: told() == ["Refused"], "what is in the way")
+        await asyncio.sleep(3.5)
+        assert told() == ["Refused"]
+        place.server.unhooked = set()
+        await place.until(lambda: len(place.running("j")) == 3, "three groups")
+        await place.until(lambda: told() == ["GroupReplaced", "GroupReplaced", "Refused"], "what was done")
+
+
 async def test_who_is_not_given_up_is_not_said_to_be() -> None:
     """While the lighthouse refuses it is asked every second, and the reason counts the seconds."""
     server = SmallApi()

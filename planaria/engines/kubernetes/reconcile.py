@@ -24,13 +24,13 @@ _HOPELESS = 5
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """``group``: it is a pod of this attempt at a group."""
+    """``group``: it is a pod of this attempt at a group. ``told``: when it is made, that it replaces another one."""
 
     kind: Kind
     body: Object
     group: int = -1
     attempt: int = -1
-    replaces: bool = False
+    told: Tell | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +151,9 @@ class _World:
         self._out += _deleted(left, grace=_HOPELESS)
         if any(pod not in older[-1].ended for pod in left) and not past.given_up:
             return  # the rest of a group of several pods: two lives of a group must not be
-        if again:
-            where = f" (not on {', '.join(avoid)} if there is room elsewhere)" if avoid else ""
-            why = f"group {group} is replaced{where}: {_fate(past)}"
-            self._out.append(Tell("GroupReplaced", why, warning=True))
-        self._create(group, past.attempt + 1, range(job.nodes), again, avoid)
+        where = f" (not on {', '.join(avoid)} if there is room elsewhere)" if avoid else ""
+        told = Tell("GroupReplaced", f"group {group} is replaced{where}: {_fate(past)}", warning=True)
+        self._create(group, past.attempt + 1, range(job.nodes), told if again else None, avoid)
 
     def complete(self) -> None:
         """Make those pods of an attempt that could not be made with the others."""
@@ -164,7 +162,7 @@ class _World:
             if past.whole or past.died is not None or newest.number < past.attempt or past.leaves:
                 continue
             there = {int(pod["metadata"]["labels"][resources.NODE]) for pod in newest.pods}
-            self._create(group, newest.number, [n for n in range(self._job.nodes) if n not in there], False)
+            self._create(group, newest.number, [n for n in range(self._job.nodes) if n not in there], None)
 
     def kill(self, group: int, reason: str) -> None:
         """Nothing is to be expected of it any more."""
@@ -223,11 +221,11 @@ class _World:
         return attempt is not None and any(node in self._seen.cordoned for node in attempt.nodes)
 
     def _create(
-        self, group: int, attempt: int, nodes: list[int] | range, replaces: bool, avoid: tuple[str, ...] = ()
+        self, group: int, attempt: int, nodes: list[int] | range, told: Tell | None, avoid: tuple[str, ...] = ()
     ) -> None:
         for node in nodes:
             made = resources.pod(self._job, group, attempt, node, self._memory.run, self._desired, self._address, avoid)
-            self._out.append(Create(PODS, made, group, attempt, replaces and node == 0))
+            self._out.append(Create(PODS, made, group, attempt, told if node == 0 else None))
 
 
 def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
