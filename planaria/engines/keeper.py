@@ -383,8 +383,11 @@ class Keeper:
         elif memory.below_min_since is None:
             memory.below_min_since = self._now
         longest = max(spec.quarantine_window, spec.quarantine_seconds, spec.lost_node_seconds)
-        memory.replacements = [t for t in memory.replacements if t + spec.budget_window > self._now]
-        memory.node_failures = [f for f in memory.node_failures if f.at + 2 * longest > self._now]
+        # What was remembered by a clock that was ahead was before now.
+        replaced = (min(t, self._now) for t in memory.replacements)
+        failed = (replace(f, at=min(f.at, self._now)) for f in memory.node_failures)
+        memory.replacements = [t for t in replaced if t + spec.budget_window > self._now]
+        memory.node_failures = [f for f in failed if f.at + 2 * longest > self._now]
         return Observed(
             tuple(groups),
             complete or self._top_step() > 0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from planaria.core.plan import NodeFailure
 from planaria.engines.kubernetes import crd
 from planaria.engines.kubernetes.lending import party
 from planaria.engines.kubernetes.observe import Memory, trainer
@@ -148,6 +149,20 @@ def test_an_operator_that_is_started_again_while_a_job_is_being_suspended_knows_
     world.memory = Memory.of(written(world))
     world.settle(1)
     assert world.memory.run == 1, "counted once"
+
+
+def test_what_was_remembered_by_a_clock_that_was_ahead_ages_as_all_else() -> None:
+    world = World(job(2, maxReplacements=1))
+    world.memory.replacements = [world.now + 1e8]
+    world.memory.node_failures = [NodeFailure("n", world.now + 1e8, lost=True)]
+    world.settle(3)
+    world.exit("j-rg1-0", 1)
+    world.settle(3)
+    assert world.running() == ["j-rg0-0"], "the budget is used up"
+    world.now += 700.0
+    world.settle(3)
+    assert "j-rg1-1" in world.running()
+    assert "affinity" not in world.pods["j-rg1-1"]["spec"], "the node is not avoided for years"
 
 
 def test_a_node_is_not_left_by_a_group_that_could_not_come_back() -> None:

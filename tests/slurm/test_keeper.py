@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planaria.core.plan import Finish, GroupState, PlanSpec, Suspend
+from planaria.core.plan import Finish, GroupState, NodeFailure, PlanSpec, Suspend
 from planaria.core.roster import JobStatus
 from planaria.engines import memory as memories
 from planaria.engines.keeper import Clock, HostState, Keeper, Tick
@@ -149,6 +149,18 @@ async def test_who_waits_may_run_on_a_node_that_is_to_be_avoided_no_longer() -> 
     await job.tick()
     assert job.world.eased == [(1, 1, ())]
     assert job.notes[-1] == f"group 1 (life 1), which waits, may run on {victim.node} again"
+
+
+async def test_what_was_remembered_by_a_clock_that_was_ahead_ages_as_all_else() -> None:
+    job = Job(2)
+    job.keeper.memory.replacements = [job.world.now + 1e8]
+    job.keeper.memory.node_failures = [NodeFailure("n1", job.world.now + 1e8, lost=True)]
+    await job.quiet()
+    job.world.now += 700.0
+    job.world.end(job.world.lives[0], 137)
+    await job.tick()
+    assert job.world.asked[-1] == (job.world.lives[0].group, 1, ())
+    assert job.keeper.memory.replacements == [job.world.now]
 
 
 async def test_nothing_waits_for_clocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planaria.core import plan as planning
@@ -127,7 +127,9 @@ class Memory:
         self.node_failures += [NodeFailure(node, at, lost) for node in nodes]
 
     def forget(self, spec: PlanSpec, now: float) -> None:
-        """What is too old to matter."""
+        """What is too old to matter; and what the operator before wrote by a clock that was ahead was before now."""
+        self.replacements = [min(at, now) for at in self.replacements]
+        self.node_failures = [replace(f, at=min(f.at, now)) for f in self.node_failures]
         longest = max(spec.quarantine_window + spec.quarantine_seconds, spec.lost_node_seconds)
         self.replacements = [at for at in self.replacements if at + spec.budget_window > now][-MOST_REMEMBERED:]
         self.node_failures = [f for f in self.node_failures if f.at + longest > now][-MOST_REMEMBERED:]
