@@ -18,6 +18,7 @@ from planaria.core.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from planaria.engines.kubernetes import crd
 from planaria.engines.kubernetes.access import find_access
 from planaria.engines.kubernetes.api import JOBS, PODS, Api, ApiError, Object
+from planaria.engines.kubernetes.observe import trainer
 from planaria.engines.kubernetes.resources import JOB, ROLE
 from planaria.errors import UsageError
 
@@ -67,7 +68,8 @@ def run(options: RunOptions, ctx: typer.Context) -> int:
 
 def resource(options: RunOptions, ctx: typer.Context) -> Object:
     """The FaultTolerantJob. UsageError for what cannot work."""
-    name = options.job.lower().replace("_", "-").replace(".", "-")[: crd.LONGEST_NAME].rstrip("-")
+    name = options.job.lower().replace("_", "-").replace(".", "-")
+    name = (name if name[:1].isalpha() else f"job-{name}")[: crd.LONGEST_NAME].rstrip("-")
     image, given = ctx.params.get("image"), ctx.params.get("pod_template")
     template = _template(given) if given is not None else {"spec": {"containers": [{"name": "trainer"}]}}
     container = crd.container(template)
@@ -136,7 +138,7 @@ async def _follow(api: Api, namespace: str, name: str) -> int:
                 print(f"[planaria] {line}", file=sys.stderr)
             for pod in pods:
                 if pod["metadata"]["uid"] not in following and pod.get("status", {}).get("phase") != "Pending":
-                    log = _log(api, namespace, pod["metadata"]["name"], print)
+                    log = _log(api, namespace, pod["metadata"]["name"], trainer(pod), print)
                     following[pod["metadata"]["uid"]] = asyncio.ensure_future(log)
             if (outcome := status.get("outcome")) is not None:
                 await asyncio.wait(
@@ -156,9 +158,9 @@ async def _follow(api: Api, namespace: str, name: str) -> int:
         await asyncio.gather(*following.values(), return_exceptions=True)
 
 
-async def _log(api: Api, namespace: str, pod: str, say: Callable[[str], None]) -> None:
+async def _log(api: Api, namespace: str, pod: str, container: str, say: Callable[[str], None]) -> None:
     with suppress(ApiError):  # its node may be gone, and its log with it
-        async for line in api.log(namespace, pod):
+        async for line in api.log(namespace, pod, container):
             say(line)
 
 

@@ -243,6 +243,11 @@ def avoided(spec: PlanSpec, failures: tuple[NodeFailure, ...], now: float) -> di
     return until
 
 
+def budget_left(spec: PlanSpec, seen: Observed, now: float) -> int:
+    """Replacements that may be made now."""
+    return max(0, spec.budget - len(_recent(spec, seen, now)))
+
+
 @dataclass(slots=True)
 class _Decision:
     actions: list[Action] = field(default_factory=list)
@@ -341,7 +346,7 @@ def _too_few(spec: PlanSpec, seen: Observed, now: float) -> Finish | Suspend | N
         why = f"fewer than {least} groups have run for {now - since:.0f} s (now: {at_work})"
         return Suspend(why) if spec.below_min is BelowMin.SUSPEND else Finish(EXIT_FAILED, why)
     fresh = max(0, spec.wanted - len(running) - len(dead) - len(refused))
-    spent = _budget_left(spec, seen, now) == 0
+    spent = budget_left(spec, seen, now) == 0
     if len(running) + fresh + (0 if spent else len(dead)) >= least:
         return None
     causes = []
@@ -368,7 +373,7 @@ def _keep_alive(spec: PlanSpec, seen: Observed, now: float) -> _Decision:
     places = [*working, *(g for state in (GroupState.PENDING, GroupState.DEAD) for g in seen.having(state))]
     staying, leaving = places[: spec.wanted], places[spec.wanted :]
     decision.actions += [Drain(g.group) for g in leaving if not _needed(g, staying, seen)]
-    left = _budget_left(spec, seen, now)
+    left = budget_left(spec, seen, now)
     avoid = tuple(sorted(avoided(spec, seen.node_failures, now)))
     wish: list[Action] = []  # what costs budget, in the order in which it is given out
     for g in sorted(staying, key=lambda g: (g.since, g.group)):
@@ -428,10 +433,6 @@ def _new_groups(spec: PlanSpec, seen: Observed) -> list[int]:
 
 def _recent(spec: PlanSpec, seen: Observed, now: float) -> list[float]:
     return [time for time in seen.replacements if time + spec.budget_window > now]
-
-
-def _budget_left(spec: PlanSpec, seen: Observed, now: float) -> int:
-    return max(0, spec.budget - len(_recent(spec, seen, now)))
 
 
 def _suspicion(group: ObservedGroup, now: float) -> str:

@@ -14,6 +14,7 @@ outlive this process.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,11 +66,24 @@ class HostAway(Exception):
     """The scheduler cannot be asked now; it will be asked again."""
 
 
+class Clock:
+    """Seconds of the unix epoch that are never set back, and go on if the system's are: nothing waits until those have
+    caught up."""
+
+    def __init__(self) -> None:
+        self._ahead = -math.inf  # of `time.monotonic`
+
+    def __call__(self) -> float:
+        self._ahead = max(self._ahead, time.time() - time.monotonic())
+        return self._ahead + time.monotonic()
+
+
 class GroupHost(Protocol):
     """Where whole groups run. Each verb may be called twice. UsageError: it never will, and why, in a sentence."""
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
-        """Ask for a place for this life, not on the nodes ``avoid`` if there are others. `list` shows it then."""
+        """Ask for a place for this life, not on the nodes ``avoid`` if there are others. `list` shows it then. Asked
+        again while it waits: no other nodes are kept from it any more, where the scheduler can change that."""
 
     async def delete(self, group: int, incarnation: int) -> None:
         """Begin to end it: SIGTERM, by which it leaves the quorum, and SIGKILL after the scheduler's own time."""
@@ -102,6 +116,7 @@ class Life:
     stale: str = ""  # the agent of the life before: what the lighthouse says of that one is not about this
     left_at: int = -1  # the newest step of the job when it left in peace before the last one
     counted: bool = False  # that it leaves, or has left, has nothing to say any more about how many are wanted
+    avoid: tuple[str, ...] = ()  # nodes that are kept from it while it waits
 
 
 @dataclass(slots=True)
@@ -136,10 +151,10 @@ class Keeper:
         desk: Desk,
         note: Callable[[str, str, int], None],
         memory: Memory | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """``note`` is told (kind, sentence, group or -1)."""
-        self._host, self._desk, self._note, self._clock = host, desk, note, clock
+        self._host, self._desk, self._note, self._clock = host, desk, note, clock or Clock()
         self.memory = memory if memory is not None else Memory()
         self._now = 0.0
         self._status: JobStatus | None = None
@@ -191,6 +206,7 @@ class Keeper:
                 await self._delete(group, incarnation)
             for action in actions:
                 await self._do(action)
+            await self._ease(spec)
         except (HostAway, Away) as error:
             self._again, outcome = True, None
             self._say(-1, str(error), "away")
@@ -300,6 +316,8 @@ class Keeper:
         else:
             lost = found is not None and found.lost
             self._dead(life, lost, spec, blame=lost or life.exit_code not in ASKED)
+        # A controller's clock may be ahead by as much as munge lets it be: nothing waits for that.
+        life.ended = min(life.ended, self._now)
         how = f"exit code {life.exit_code}" if life.exit_code is not None else "no exit code"
         text = f"group {group} (life {life.incarnation}) ended: {life.message or how}"
         self._note("exit" if life.exit_code == EXIT_OK else "lost", text, group)
@@ -365,8 +383,11 @@ class Keeper:
         elif memory.below_min_since is None:
             memory.below_min_since = self._now
         longest = max(spec.quarantine_window, spec.quarantine_seconds, spec.lost_node_seconds)
-        memory.replacements = [t for t in memory.replacements if t + spec.budget_window > self._now]
-        memory.node_failures = [f for f in memory.node_failures if f.at + 2 * longest > self._now]
+        # What was remembered by a clock that was ahead was before now.
+        replaced = (min(t, self._now) for t in memory.replacements)
+        failed = (replace(f, at=min(f.at, self._now)) for f in memory.node_failures)
+        memory.replacements = [t for t in replaced if t + spec.budget_window > self._now]
+        memory.node_failures = [f for f in failed if f.at + 2 * longest > self._now]
         return Observed(
             tuple(groups),
             complete or self._top_step() > 0,
@@ -407,13 +428,30 @@ class Keeper:
             self._say(group, f"group {group} cannot be asked for now: {error}", "refused")
             self._again = True
             return
-        life = Life(incarnation, self._now, stale=view.agent if view is not None else "")
+        life = Life(incarnation, self._now, stale=view.agent if view is not None else "", avoid=tuple(avoid))
         if before is not None:
             life.quick_failures = before.quick_failures
             self.memory.replacements.append(self._now)
         self.memory.lives[group] = life
         besides = f", not on {', '.join(avoid)}" if avoid else ""
         self._note("create", f"group {group} (life {incarnation}) is asked for{besides}", group)
+
+    async def _ease(self, spec: PlanSpec) -> None:
+        """Who waits may be waiting for the very node that was lost when it was asked for, and is back."""
+        avoid = planning.avoided(spec, tuple(self.memory.node_failures), self._now)
+        for group, life in self.memory.lives.items():
+            left = tuple(node for node in life.avoid if node in avoid)
+            if life.state is GroupState.PENDING and left != life.avoid:
+                try:
+                    await self._host.create(group, life.incarnation, left)
+                except UsageError as error:
+                    self._say(group, f"group {group} cannot be asked for now: {error}", "refused")
+                    continue
+                free = ", ".join(node for node in life.avoid if node not in left)
+                self._note(
+                    "ease", f"group {group} (life {life.incarnation}), which waits, may run on {free} again", group
+                )
+                life.avoid = left
 
     async def _kill(self, group: int, reason: str) -> None:
         life = self.memory.lives[group]

@@ -20,7 +20,7 @@ def read(path: Path) -> Memory:
             int(group): Life(**{**life, "state": GroupState(life["state"])}) for group, life in found["lives"].items()
         }
         for life in lives.values():
-            life.nodes = tuple(life.nodes)
+            life.nodes, life.avoid = tuple(life.nodes), tuple(life.avoid)
         failures = [NodeFailure(**failure) for failure in found["node_failures"]]
         wish = tuple(map(int, found.get("wish", (0, 0))))
         return Memory(**{**found, "lives": lives, "node_failures": failures, "wish": wish})

@@ -30,6 +30,7 @@ class FaultProxy(Loopback):
     cut: float = 0.0  # share of watches that break within a second, in the middle of a line
     gone: float = 0.0  # share of watches that are told that their version is too old
     down: bool = False  # nobody listens behind it
+    silent: bool = False  # whoever asks waits for an answer
     counts: Counter[str] = field(default_factory=Counter)  # method and kind, as asked for
     faults: Counter[str] = field(default_factory=Counter)
 
@@ -43,6 +44,9 @@ class FaultProxy(Loopback):
         self.counts[f"{'WATCH' if watch else method} {kind_of(target)}"] += 1
         if self.down:
             self.faults["down"] += 1
+            return
+        if self.silent and not watch:
+            await reader.read()
             return
         if watch and self.rng.random() < self.gone:
             self.faults["410"] += 1

@@ -14,9 +14,13 @@ import pytest
 from planaria.cli.pod_args import check
 from planaria.engines.kubernetes import cache, keeper
 from planaria.engines.kubernetes.access import Access
-from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, PODS, Api
+from planaria.engines.kubernetes.api import DEPLOYMENTS, JOBS, LEASES, NODES, PODS, Api
+from planaria.engines.kubernetes.cache import Cache
 from planaria.engines.kubernetes.controller import Controller
+from planaria.engines.kubernetes.crd import read
 from planaria.engines.kubernetes.leader import NAME, operate
+from planaria.engines.kubernetes.observe import Memory, Seen
+from planaria.engines.kubernetes.reconcile import Decision, Evict
 from tests.kubernetes.fault_proxy import FaultProxy, kind_of
 from tests.kubernetes.small_api import SmallApi
 from tests.kubernetes.world import job
@@ -142,6 +146,137 @@ async def test_a_server_that_is_away_and_back_finds_the_operator_where_it_was() 
         place.proxy.down = False
         await place.until(lambda: place.running("k") == ["k-rg0-0"], "the job that was submitted meanwhile")
         await place.until(lambda: place.running("j") == ["j-rg0-0", "j-rg1-1"], "another attempt at group 1")
+
+
+async def test_a_webhook_that_is_away_is_named_and_what_needs_none_of_it_is_done() -> None:
+    """The server says 500 of every pod, and is well."""
+    async with Place(1).operated(controlled) as place:
+        place.server.unhooked = {"pods"}
+        await place.submit("j", 2)
+        said = "Kubernetes says 500: failed calling webhook"
+        await place.until(lambda: said in place.status("j").get("message", ""), "what is in the way")
+        await place.until(lambda: [e for e in place.server.of("events") if e["reason"] == "Refused"], "an event")
+        assert place.server.of("deployments") and place.server.of("poddisruptionbudgets")
+        place.server.unhooked = set()
+        await place.until(lambda: len(place.running("j")) == 2, "two groups")
+        await place.until(lambda: place.status("j")["message"] == "", "nothing to be in the way")
+
+
+async def test_what_a_webhook_makes_of_a_deployment_is_not_fought_over() -> None:
+    async with Place(1).operated(controlled) as place:
+        place.server.mirror = "mirror.example.com"
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        await asyncio.sleep(2.5)  # looks come every second
+        assert place.proxy.counts["PATCH deployments"] == 0
+        body = place.server.objects[JOBS_PATH, "j"]
+        body["spec"]["lighthouse"] = {"image": "newer", "replicas": 3}
+        await place.server.put(JOBS_PATH, body)
+        deployment = lambda: place.server.of("deployments")[0]["spec"]  # noqa: E731
+        image = lambda: deployment()["template"]["spec"]["containers"][0]["image"]  # noqa: E731
+        await place.until(lambda: image() == "mirror.example.com/newer" and deployment()["replicas"] == 3, "both")
+        await asyncio.sleep(1.5)
+        assert place.proxy.counts["PATCH deployments"] == 1
+
+
+async def test_what_cannot_be_done_is_told_once_however_many_wait_for_it() -> None:
+    """Several groups that cannot be replaced have a reason each, and all are looked at every second."""
+    async with Place(1).operated(controlled) as place:
+        await place.submit("j", 3)
+        await place.until(lambda: len(place.running("j")) == 3, "work")
+        place.server.unhooked = {"pods"}
+        for name in ("j-rg0-0", "j-rg1-0"):
+            pod, code = place.server.objects[PODS_PATH, name], int(name[4]) + 10
+            over = {"name": "trainer", "state": {"terminated": {"exitCode": code}}}
+            await place.server.put(PODS_PATH, {**pod, "status": {"phase": "Failed", "containerStatuses": [over]}})
+        told = lambda: sorted(e["reason"] for e in place.server.of("events"))  # noqa: E731
+        await place.until(lambda: told() == ["Refused"], "what is in the way")
+        await asyncio.sleep(3.5)
+        assert told() == ["Refused"]
+        place.server.unhooked = set()
+        await place.until(lambda: len(place.running("j")) == 3, "three groups")
+        await place.until(lambda: told() == ["GroupReplaced", "GroupReplaced", "Refused"], "what was done")
+
+
+async def test_who_is_not_given_up_is_not_said_to_be() -> None:
+    """While the lighthouse refuses it is asked every second, and the reason counts the seconds."""
+    server = SmallApi()
+    await server.start()
+    api = Api(Access(server.url, False, dict, "n"))
+    try:
+        jobs, pods, memory = Cache(api, JOBS, "n", lambda _: None), Cache(api, PODS, "n", lambda _: None), Memory()
+        kept = keeper.JobKeeper(api, jobs, pods, "n", "j", lambda *_: Seen(), check)
+        for second in range(3):
+            decision = Decision([Evict(1, f"group 1 (incarnation 0) has been suspected for {second} s")])
+            trouble = await kept._carry_out(decision, read(job()), job(), memory)
+            assert trouble == "the lighthouse is not there yet"
+        assert not server.of("events") and not memory.groups[1].given_up
+    finally:
+        await api.close()
+        await server.close()
+
+
+async def test_lines_of_a_watch_end_where_the_server_ends_them(caplog: pytest.LogCaptureFixture) -> None:
+    """What pods and people say may hold all that Python takes for the end of a line."""
+    async with Place(1).operated(controlled) as place:
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        caplog.clear()
+        strange = "a\x85b\u2028c\u2029d\x0be\x0cf\x1cg"
+        body = place.server.objects[JOBS_PATH, "j"]
+        for number in range(3):
+            body["metadata"]["annotations"] = {"note": f"{strange}{number}"}
+            body["spec"]["replicaGroups"]["desired"] = number + 2
+            await place.server.put(JOBS_PATH, body)
+            await place.until(lambda number=number: len(place.running("j")) == number + 2, "more groups")  # type: ignore[misc]
+        assert "the watch of" not in caplog.text
+
+
+async def test_nodes_that_are_gone_are_forgotten_with_their_pods() -> None:
+    """A cluster that grows and shrinks has new names every day."""
+
+    seen: list[Controller] = []
+
+    async def run(place: Place) -> None:
+        api = Api(place.access)
+        try:
+            seen.append(Controller(api, "n", True, check))
+            await seen[0].run()
+        finally:
+            await api.close()
+
+    def node(name: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, "uid": name}, "spec": {}, "status": {}}
+
+    async with Place(1).operated(run) as place:
+        await place.server._create(NODES.path(""), node("home"))
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        pod = place.server.objects[PODS_PATH, "j-rg0-0"]
+        await place.server.put(PODS_PATH, {**pod, "spec": {**pod["spec"], "nodeName": "home"}})
+        for number in range(20):
+            await place.server._create(NODES.path(""), node(f"spot-{number}"))
+            await place.until(lambda number=number: f"spot-{number}" in seen[0]._nodes.objects, "the node")  # type: ignore[misc, union-attr]
+            await place.server.remove(NODES.path(""), f"spot-{number}")
+        await place.server.remove(NODES.path(""), "home")
+        await place.until(lambda: "home" in seen[0]._lost, "home to be lost")
+        assert len(seen[0]._lost) <= 2 and len(seen[0]._marks) <= 2
+
+
+async def test_who_gets_no_answer_about_the_lease_stops_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Not when the request has been given up: others take the Lease before that."""
+
+    async def run(place: Place) -> None:
+        await operate(place.access, "n", False, 2.0, check)
+
+    async with Place(3).operated(run) as place:
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        place.proxy.silent = True
+        async with asyncio.timeout(10.0):  # a request has 15 s
+            while "another one may work" not in caplog.text:
+                await asyncio.sleep(0.02)
+        place.proxy.silent = False
 
 
 async def test_arguments_that_no_pod_would_take_are_said_in_the_status_and_start_nothing() -> None:

@@ -52,7 +52,7 @@ class World:
             match operation:
                 case Create() | Delete() if self.refuses:
                     pass
-                case Create(kind, body, group, attempt, replaces):
+                case Create(kind, body, group, attempt, told):
                     name = body["metadata"]["name"]
                     if kind is PODS and name not in self.pods:
                         body["status"] = {"phase": "Pending"}
@@ -66,7 +66,7 @@ class World:
                         self.budgets[name] = body
                     if group >= 0 and attempt > self.memory.groups[group].attempt:
                         self.memory.groups[group] = Past(attempt, self.memory.groups[group].failures, made=self.now)
-                        if replaces:
+                        if told is not None:
                             self.memory.replacements.append(self.now)
                 case Delete(kind, body, _) if kind is PODS:
                     body["metadata"]["deletionTimestamp"] = "now"

@@ -55,6 +55,7 @@ class World:
     complete: bool = False
     majority: bool = True  # else the lighthouse keeps members that it cannot hear
     asked: list[tuple[int, int, tuple[str, ...]]] = field(default_factory=list)
+    eased: list[tuple[int, int, tuple[str, ...]]] = field(default_factory=list)  # asked for again
     listed: int = 0  # how often the scheduler was asked
 
     # --- the cluster -----------------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ class World:
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
         self._in_reach("host")
         if any((x.group, x.incarnation) == (group, incarnation) for x in self.lives):
+            self.eased.append((group, incarnation, tuple(avoid)))
             return
         for other in self.lives:
             if other.group == group and other.joined and not (other.evicted or other.left):

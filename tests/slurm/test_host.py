@@ -43,6 +43,47 @@ async def test_a_run_of_the_same_name_that_is_over_says_nothing_of_this_one(says
     assert [hosted.reason for hosted in await host.list()] == ["Priority"]
 
 
+async def test_what_a_job_that_waits_is_kept_from_can_be_less_later(says: Path, tmp_path: Path) -> None:
+    """It is asked for again; what the user excludes stays."""
+    says.write_text(f"{OTHERS}\n")
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/updates\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    template = replace(TEMPLATE, directory=tmp_path, sbatch=("exclude=n9",))
+    host = SlurmHost(template, lambda *_: None)
+    await host.create(0, 0, ("n1", "n2"))
+    await host.create(0, 0, ("n2",))
+    await host.create(0, 0, ())
+    assert says.read_text().count("llama-rg0-i0") == 1
+    assert (tmp_path / "updates").read_text().splitlines() == [
+        "update JobId=8 ExcNodeList=n9,n2",
+        "update JobId=8 ExcNodeList=n9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "counts", "cancelled"),
+    [
+        (("RUNNING", "PENDING"), "8", "9"),
+        (("PENDING", "RUNNING"), "9", "8"),
+        (("RUNNING", "RUNNING"), "8", "9"),  # the second finds its directory in use, and ends
+        (("COMPLETED", "RUNNING"), "9", ""),
+        (("RUNNING", "FAILED"), "8", ""),
+    ],
+)
+async def test_a_life_that_was_submitted_twice_is_lived_once(
+    says: Path, tmp_path: Path, states: tuple[str, str], counts: str, cancelled: str
+) -> None:
+    """sbatch gave up, and the controller took both; the numbers have other lengths, too."""
+    lines = (f"{8 + i}|llama-rg0-i0|{state}|0|n{8 + i}|2026-11-28T20:46:50|N/A|None|" for i, state in enumerate(states))
+    says.write_text("\n".join(lines) + "\n")
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/cancelled\n')
+    (tmp_path / "scancel").chmod(0o755)
+    (hosted,) = await SlurmHost(replace(TEMPLATE, directory=tmp_path), lambda *_: None).list()
+    assert hosted.state is HostState.RUNNING and hosted.nodes == (f"n{counts}",)
+    assert ((tmp_path / "cancelled").read_text().strip() if cancelled else "") == cancelled
+    assert bool(cancelled) == (tmp_path / "cancelled").exists()
+
+
 async def test_one_that_is_not_over_is_not_taken_over(says: Path) -> None:
     says.write_text(f"{ENDED}\n{WAITS}\n")
     with pytest.raises(UsageError, match=r"still there \(llama-rg0-i0\): give another --job, or scancel 8"):

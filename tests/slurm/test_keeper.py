@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria.core.plan import Finish, GroupState, PlanSpec, Suspend
+from planaria.core.plan import Finish, GroupState, NodeFailure, PlanSpec, Suspend
 from planaria.core.roster import JobStatus
 from planaria.engines import memory as memories
-from planaria.engines.keeper import HostState, Keeper, Tick
+from planaria.engines.keeper import Clock, HostState, Keeper, Tick
 from tests.slurm.pretend import World
 
 SEEDS = range(25)
@@ -130,6 +130,57 @@ async def test_a_node_on_which_groups_fail_again_and_again_is_avoided() -> None:
                 job.world.end(life, 139)
         await job.quiet()
     assert "bad" in job.world.asked[-1][2]
+
+
+async def test_who_waits_may_run_on_a_node_that_is_to_be_avoided_no_longer() -> None:
+    """The one that was lost is back, and there is no other: it would wait for ever, and hold the memory of it."""
+    job = Job(2)
+    job.world.nodes = ("n1", "n2", "n3")
+    await job.quiet()
+    victim = next(x for x in job.world.lives if x.group == 1)
+    job.world.end(victim, None, lost=True)
+    job.world.down.add(victim.node)
+    for waited in range(3):
+        await job.tick()
+        job.world.place()
+        assert job.world.asked[-1] == (1, 1, (victim.node,)) and not job.world.eased, waited
+        job.world.now += 200.0
+    await job.tick()
+    await job.tick()
+    assert job.world.eased == [(1, 1, ())]
+    assert job.notes[-1] == f"group 1 (life 1), which waits, may run on {victim.node} again"
+
+
+async def test_what_was_remembered_by_a_clock_that_was_ahead_ages_as_all_else() -> None:
+    job = Job(2)
+    job.keeper.memory.replacements = [job.world.now + 1e8]
+    job.keeper.memory.node_failures = [NodeFailure("n1", job.world.now + 1e8, lost=True)]
+    await job.quiet()
+    job.world.now += 700.0
+    job.world.end(job.world.lives[0], 137)
+    await job.tick()
+    assert job.world.asked[-1] == (job.world.lives[0].group, 1, ())
+    assert job.keeper.memory.replacements == [job.world.now]
+
+
+async def test_nothing_waits_for_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the controller is ahead; the own one is set back by an hour."""
+    job = Job(2)
+    await job.quiet()
+    victim = next(x for x in job.world.lives if x.group == 1)
+    job.world.end(victim, 137)
+    victim.since = job.world.now + 300.0
+    await job.tick()
+    assert job.world.asked[-1][:2] == (1, 1)
+    clock, ahead = Clock(), [0.0, 0.0]  # of the unix clock, and of the monotonic one
+    monkeypatch.setattr("planaria.engines.keeper.time.time", lambda: 5000.0 + ahead[0])
+    monkeypatch.setattr("planaria.engines.keeper.time.monotonic", lambda: 10.0 + ahead[1])
+    assert clock() == 5000.0
+    ahead[:] = [-3600.0, 1.0]
+    assert clock() == 5001.0
+    ahead[:] = [7.0, 2.0]
+    assert clock() == 5007.0
+    monkeypatch.undo()
 
 
 async def test_while_the_lighthouse_is_away_nothing_is_decided() -> None:

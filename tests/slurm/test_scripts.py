@@ -11,7 +11,7 @@ import pytest
 
 from planaria.engines.keeper import HostState
 from planaria.engines.placing import life_in, name_of
-from planaria.engines.slurm.commands import SlurmJob, expand, parse
+from planaria.engines.slurm.commands import SlurmJob, environ_for, expand, parse
 from planaria.engines.slurm.scripts import Template, options_given, render, whole
 from planaria.errors import UsageError
 
@@ -142,6 +142,43 @@ slurm_load_jobs error: something
     assert jobs["22"].state is HostState.RUNNING, "it may still be leaving in order"
     assert jobs["23"].exit_code == 137
     assert jobs["24"] == SlurmJob("24", "r-rg2-i5", HostState.ENDED, ("n3",), 0, jobs["24"].since, "COMPLETED")
+
+
+@pytest.mark.parametrize(
+    "state", ["RESV_DEL_HOLD", "POWER_UP_NODE", "EXPEDITING", "REQUEUED", "CONFIGURING", "SPECIAL_EXIT"]
+)
+def test_who_waits_has_not_ended(state: str) -> None:
+    (job,) = parse(f"7|r-rg0-i0|{state}|0||N/A|N/A|None|\n")
+    assert (job.state, job.exit_code) == (HostState.PENDING, None)
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "UPDATE_DB", "NEW_IN_30"])
+def test_a_state_that_nobody_knows_is_no_end(state: str) -> None:
+    (job,) = parse(f"7|r-rg0-i0|{state}|0|n1|2026-11-28T20:46:50|N/A|None|\n")
+    assert (job.state, job.exit_code) == (HostState.RUNNING, None)
+
+
+@pytest.mark.parametrize("state", ["FAILED", "OUT_OF_MEMORY", "BOOT_FAIL", "NODE_FAIL", "LAUNCH_FAILED"])
+def test_only_who_has_completed_has_ended_in_peace(state: str) -> None:
+    """A script that never began has said nothing, and the exit code is 0."""
+    (job,) = parse(f"7|r-rg0-i0|{state}|0|n1|2026-11-28T20:46:50|2026-11-28T20:46:51|None|\n")
+    assert (job.state, job.exit_code) == (HostState.ENDED, None)
+
+
+def test_what_the_environment_says_to_slurm_is_not_said_by_it_instead_of_us() -> None:
+    mine = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "me", "SBATCH_PARTITION": "gpu"}
+    others = {
+        "SBATCH_JOB_NAME": "x",
+        "SBATCH_ARRAY_INX": "0-9",
+        "SQUEUE_PARTITION": "debug",
+        "SCANCEL_STATE": "PENDING",
+    }
+    around = {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "2048", "SRUN_CPUS_PER_TASK": "1", "SLURM_EXPORT_ENV": "NONE"}
+    assert environ_for("sbatch", mine | others | around) == mine | {"SLURM_TIME_FORMAT": "standard"}
+    assert environ_for("sbatch", {"SLURM_DEBUG": "1"})["SLURM_DEBUG"] == "1", "there is no job around it"
+    seen = environ_for("squeue", mine | others)
+    assert not [name for name in seen if name.startswith(("SQUEUE_", "SCANCEL_"))]
+    assert environ_for("squeue", {"SLURM_TIME_FORMAT": "relative"})["SLURM_TIME_FORMAT"] == "standard"
 
 
 def test_lists_of_hosts() -> None:

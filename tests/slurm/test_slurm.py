@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from planaria.engines.keeper import HostState
+from planaria.engines.slurm import commands
 from tests.e2e.harness import TRAIN, alone
 from tests.placed import PATIENCE, planaria
 from tests.slurm.cluster import Cluster
@@ -66,6 +69,45 @@ def test_groups_are_replaced_whatever_happens_to_their_jobs(cluster: Cluster, tm
         assert run.end() == 0, run.log()
         assert run.digests() == {alone(tmp_path / "alone", *STEPS, patience=PATIENCE)}
         assert not run.jobs()
+
+
+async def test_slurm_lets_a_job_that_waits_run_where_it_was_not_to(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose node was lost when it was asked for, and is back. Variables of a shell lead nobody astray."""
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    others = {
+        "SBATCH_JOB_NAME": "x",
+        "SQUEUE_STATES": "CANCELLED",
+        "SBATCH_ARRAY_INX": "0-3",
+        "SCANCEL_STATE": "PENDING",
+    }
+    for name, value in others.items():
+        monkeypatch.setenv(name, value)
+    head = "#!/bin/bash\n#SBATCH --cpus-per-task=4\n#SBATCH --output=/dev/null\n"
+    body = "#SBATCH --job-name=eased-NAME\nsleep 600\n"
+    taken = await commands.submit(f"{head}#SBATCH --exclude=n1,n2\n{body.replace('NAME', 'other')}")
+    waits = await commands.submit(f"{head}#SBATCH --exclude=n1,n2\n{body.replace('NAME', 'waits')}")
+
+    async def seen(number: str, state: HostState) -> commands.SlurmJob:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                (job,) = (job for job in await commands.jobs() if job.id == number)
+                if job.state is state:
+                    return job
+                await asyncio.sleep(0.2)
+
+    try:
+        assert (await seen(taken, HostState.RUNNING)).nodes == ("n3",)
+        assert (await seen(waits, HostState.PENDING)).name == "eased-waits"
+        await commands.exclude(waits, ["n1"])
+        assert (await seen(waits, HostState.RUNNING)).nodes == ("n2",)
+        await commands.exclude(waits, [])  # it may have begun meanwhile
+    finally:
+        await commands.cancel(taken, waits)
+    await seen(taken, HostState.ENDED)
+    await seen(waits, HostState.ENDED)
 
 
 def test_ctrl_c_ends_all_jobs_in_order_and_one_that_waits_says_why(cluster: Cluster, tmp_path: Path) -> None:

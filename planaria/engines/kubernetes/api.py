@@ -132,7 +132,7 @@ class Api:
                 if answer.status_code != 200:
                     await answer.aread()
                     raise _refusal(answer)
-                async for line in answer.aiter_lines():
+                async for line in _lines(answer):
                     if line.strip():
                         yield json.loads(line)
             finally:
@@ -140,11 +140,11 @@ class Api:
         except (httpx2.HTTPError, ValueError) as error:
             raise ApiError(0, "Unreachable", f"the watch of {kind.plural} broke: {error!r}") from None
 
-    async def log(self, namespace: str, pod: str) -> AsyncIterator[str]:
+    async def log(self, namespace: str, pod: str, container: str) -> AsyncIterator[str]:
         """Lines of its output, from the first one to its end."""
         path = PODS.path(namespace, pod, "log")
         timeout = httpx2.Timeout(_PATIENCE, read=None)
-        params = {"follow": "true"}
+        params = {"follow": "true", "container": container}
         try:
             async with self._client.stream(
                 "GET", path, params=params, headers=await self._headers(), timeout=timeout
@@ -152,8 +152,8 @@ class Api:
                 if answer.status_code != 200:
                     await answer.aread()
                     raise _refusal(answer)
-                async for line in answer.aiter_lines():
-                    yield line
+                async for line in _lines(answer):
+                    yield line.decode(errors="replace").rstrip("\r")
         except httpx2.HTTPError as error:
             raise ApiError(0, "Unreachable", f"the log of {pod} broke off: {error!r}") from None
 
@@ -186,6 +186,17 @@ class Api:
             text = f"the Kubernetes API server at {self.access.server} does not answer: {error!r}"
             raise ApiError(0, "Unreachable", text) from None
         return found
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Without their ends. To httpx2, and to ``str``, lines end at more than that, which people write in texts."""
+    rest = b""
+    async for data in answer.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 def _refusal(answer: httpx2.Response) -> ApiError:

@@ -51,6 +51,7 @@ class Controller:
         self._nodes = Cache(api, NODES, "", self._node_changed) if nodes else None
         self._budgets: tuple[Kind, Cache] | None = None
         self._marks: dict[str, tuple[bool, bool]] = {}  # of nodes: cordoned, lost
+        self._cordoned, self._lost = frozenset[str](), frozenset[str]()  # the same
         self._keepers: dict[str, tuple[JobKeeper, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
@@ -101,19 +102,25 @@ class Controller:
         """Make room for those that wait."""
         lending = Lending()
         while True:
-            parties = []
-            for name, job in self._jobs.objects.items():
-                with suppress(UsageError):
-                    wanted = crd.read(job)
-                    pods = self._see(name, wanted.uid).pods_of("trainer")
-                    parties.append(party(name, job, wanted.desired, wanted.least, wanted.shrinks, pods))
-            for name, to in lending.decide(parties, time.monotonic()).items():
-                try:
-                    await self._api.patch(JOBS, self._namespace, name, change(self._jobs.objects[name], to))
-                    log.info("%s lends groups: %s", name, to or "none any more")
-                except (ApiError, KeyError) as error:
-                    log.warning("%s: what it lends could not be changed: %s", name, error)
+            try:
+                await self._lend_once(lending)
+            except Exception:  # jobs are kept without it
+                log.exception("lending: an error of the operator itself")
             await asyncio.sleep(_LEND_SECONDS)
+
+    async def _lend_once(self, lending: Lending) -> None:
+        parties = []
+        for name, job in self._jobs.objects.items():
+            with suppress(UsageError):
+                wanted = crd.read(job)
+                pods = self._see(name, wanted.uid).pods_of("trainer")
+                parties.append(party(name, job, wanted.desired, wanted.least, wanted.shrinks, pods))
+        for name, to in lending.decide(parties, time.monotonic()).items():
+            try:
+                await self._api.patch(JOBS, self._namespace, name, change(self._jobs.objects[name], to))
+                log.info("%s lends groups: %s", name, to or "none any more")
+            except (ApiError, KeyError) as error:
+                log.warning("%s: what it lends could not be changed: %s", name, error)
 
     def _changed(self, item: Object) -> None:
         if name := (item["metadata"].get("labels") or {}).get(JOB):
@@ -124,7 +131,12 @@ class Controller:
         name = node["metadata"]["name"]
         marks = (_cordoned(node), _lost(node)) if name in self._nodes.objects else (False, True)
         if self._marks.get(name, (False, False)) != marks:  # heartbeats are changes too
+            # Clusters that grow and shrink have ever new nodes: those that are gone matter while pods are on them.
+            used = {pod["spec"].get("nodeName") for pod in self._pods.objects.values()}
+            self._marks = {n: m for n, m in self._marks.items() if n in self._nodes.objects or n in used}
             self._marks[name] = marks
+            self._cordoned = frozenset(n for n, (cordoned, _) in self._marks.items() if cordoned)
+            self._lost = frozenset(n for n, (_, lost) in self._marks.items() if lost)
             for keeper, _ in self._keepers.values():
                 keeper.wake()
 
@@ -141,8 +153,8 @@ class Controller:
             pods=tuple(ours(self._pods)),
             deployment=next(iter(ours(self._deployments)), None),
             services={service["metadata"]["name"]: service for service in ours(self._services)},
-            cordoned=frozenset(name for name, (cordoned, _) in self._marks.items() if cordoned),
-            lost=frozenset(name for name, (_, lost) in self._marks.items() if lost),
+            cordoned=self._cordoned,
+            lost=self._lost,
             budgets=budgets,
         )
 

@@ -13,7 +13,8 @@ from planaria.errors import UsageError
 GROUP, VERSION = JOBS.version.split("/")
 # A pod's name is its host name, of at most 63 letters: "-rg99999-99999-999" is added to the job's.
 LONGEST_NAME = 44
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+# Services are named after it, too, and their names begin with a letter.
+_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 # Of lighthouses. Training does without a leader, and an API server under load is slower than other stores.
 LEASE_SECONDS = 10
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -60,7 +61,7 @@ def read(job: Object) -> Wanted:
     in here too: an API server fills in those of a definition that may be older than this operator."""
     meta, spec = job["metadata"], job.get("spec") or {}
     groups, lighthouse = spec.get("replicaGroups") or {}, spec.get("lighthouse") or {}
-    template = spec.get("template") or {}
+    template = _without_nulls(spec.get("template") or {})
     _check_forms(template)
     try:
         wanted = Wanted(
@@ -103,6 +104,13 @@ def container(template: Object) -> Object:
     return first
 
 
+def _without_nulls(found: Any) -> Any:
+    """To Kubernetes a field that is null is not there, and what a chart leaves empty is null."""
+    if isinstance(found, dict):
+        return {key: _without_nulls(value) for key, value in found.items() if value is not None}
+    return [_without_nulls(each) for each in found] if isinstance(found, list) else found
+
+
 def _check_forms(template: Any) -> None:
     """The definition lets anything through as a template, and the operator adds to these."""
     first = [f"spec.containers.0.{key}" for key in ("env", "volumeMounts", "command")]
@@ -129,7 +137,8 @@ def _is_list_of(kind: type, found: Any) -> bool:
 def _check(job: Wanted) -> None:
     if len(job.name) > LONGEST_NAME or not _NAME.fullmatch(job.name):
         raise UsageError(
-            f"metadata.name: at most {LONGEST_NAME} letters, digits and dashes, for pods are named after it"
+            f"metadata.name is {job.name}: at most {LONGEST_NAME} small letters, digits and dashes, a letter first and "
+            "no dash last, for pods and services are named after it"
         )
     if not 1 <= job.least <= job.desired:
         raise UsageError(f"spec.replicaGroups.min is {job.least}: must be between 1 and desired ({job.desired})")

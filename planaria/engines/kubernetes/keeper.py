@@ -170,13 +170,17 @@ class JobKeeper:
             try:
                 await self._do(operation, job, body, memory)
             except ApiError as error:
-                if error.passing:
+                # Of an admission webhook that is away the server says 500: that is about this operation alone.
+                if error.passing and error.status != 500:
                     self._hindrances = before | self._hindrances
                     raise
                 trouble = str(error)
                 pause = min(2 * held.pause if held is not None else _PAUSE[0], _PAUSE[1])
                 self._hindrances[what] = _Hindrance(trouble, pause, time.monotonic() + pause)
-                await self._tell(Tell("Refused", trouble, warning=True), body)
+                known = held is not None and held.why == trouble
+                second = held is not None and known and held.pause == _PAUSE[0]
+                if second if error.passing else not known:  # what passes may have passed by the second time
+                    await self._tell(Tell("Refused", trouble, warning=True), body)
             except UsageError as error:  # of the lighthouse
                 trouble = str(error)
         return trouble or next((each.why for each in self._hindrances.values()), "")
@@ -184,23 +188,23 @@ class JobKeeper:
     async def _do(self, operation: Operation, job: Wanted, body: Object, memory: Memory) -> None:
         match operation:
             case Create():
-                await self._create(operation, memory)
+                await self._create(operation, body, memory)
             case Delete(kind, found, grace):
                 meta = found["metadata"]
                 await self._api.delete(kind, self._namespace, meta["name"], meta["uid"], grace)
             case Patch(kind, name, change):
                 await self._api.patch(kind, self._namespace, name, change)
             case Evict(group, reason):
-                await self._tell(Tell("GroupGivenUp", f"group {group} is given up: {reason}", warning=True), body)
                 await self._ask_lighthouse(lambda client, name: client.evict(group, name), job, memory)
                 memory.groups[group].given_up = True
+                await self._tell(Tell("GroupGivenUp", f"group {group} is given up: {reason}", warning=True), body)
                 self.wake()
             case Scale(groups):
                 await self._ask_lighthouse(lambda client, name: client.scale(groups, name), job, memory)
             case Tell():
                 await self._tell(operation, body)
 
-    async def _create(self, operation: Create, memory: Memory) -> None:
+    async def _create(self, operation: Create, body: Object, memory: Memory) -> None:
         kind, meta = operation.kind, operation.body["metadata"]
         try:
             made = await self._api.create(kind, self._namespace, operation.body)
@@ -218,9 +222,10 @@ class JobKeeper:
         past = memory.groups[operation.group]
         if operation.attempt > past.attempt:
             memory.groups[operation.group] = Past(operation.attempt, past.failures, made=clock())
-            if operation.replaces:
+            if operation.told is not None:
                 memory.replacements.append(clock())
                 memory.replaced += 1
+                await self._tell(operation.told, body)
 
     # --- the lighthouse --------------------------------------------------------------------------------------
 

@@ -58,13 +58,17 @@ class Leader:
             await asyncio.sleep(self._seconds / _RENEWALS)
             asked = time.monotonic()
             try:
-                if holder := await self._try():
+                async with asyncio.timeout(max(0.0, good + self._seconds * 3 / 4 - asked)):
+                    holder = await self._try()
+                if holder:
                     log.warning("%s works now", holder)
                     return
                 good = asked
             except ApiError as error:
                 log.warning("the Lease cannot be renewed: %s", error)
-            if time.monotonic() - good > self._seconds * 3 / 4:
+            except TimeoutError:
+                log.warning("the Lease cannot be renewed: the API server does not answer")
+            if time.monotonic() - good >= self._seconds * 3 / 4:
                 log.warning("the Lease was not renewed for %.0f s: another one may work", time.monotonic() - good)
                 return
 

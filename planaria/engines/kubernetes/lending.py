@@ -93,7 +93,7 @@ def change(job: Object, to: Mapping[str, int]) -> Object:
 def party(name: str, job: Object, desired: int, least: int, shrinks: bool, pods: Iterable[Object]) -> Party:
     """``pods``: of its groups."""
     pods, status, lent = list(pods), job.get("status") or {}, lent_by(job)
-    waiting = {pod["metadata"]["labels"][PREFIX + "group"] for pod in pods if _finds_no_room(pod)}
+    waiting = {pod["metadata"]["labels"].get(PREFIX + "group") for pod in pods if _finds_no_room(pod)}
     return Party(
         name=name,
         priority=max((int(pod["spec"].get("priority") or 0) for pod in pods), default=0),

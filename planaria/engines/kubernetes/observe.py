@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planaria.core import plan as planning
@@ -19,7 +19,7 @@ from planaria.core.roster import GroupStatus, JobStatus
 from planaria.engines.keeper import ASKED
 from planaria.engines.kubernetes.api import Object
 from planaria.engines.kubernetes.budgets import Budgets
-from planaria.engines.kubernetes.resources import ATTEMPT, GROUP, ROLE
+from planaria.engines.kubernetes.resources import ATTEMPT, CREDENTIALS, GROUP, ROLE
 
 # Failures and replacements that a status lists; a job with more of them has other troubles.
 MOST_REMEMBERED = 200
@@ -61,7 +61,7 @@ class Attempt:
 
     @property
     def ended(self) -> list[Object]:
-        return [pod for pod in self.pods if pod.get("status", {}).get("phase") in ("Succeeded", "Failed")]
+        return [pod for pod in self.pods if is_over(pod) or _terminated(pod) is not None]
 
 
 # A list that was asked for before a pod was made may be answered after it.
@@ -127,7 +127,9 @@ class Memory:
         self.node_failures += [NodeFailure(node, at, lost) for node in nodes]
 
     def forget(self, spec: PlanSpec, now: float) -> None:
-        """What is too old to matter."""
+        """What is too old to matter; and what the operator before wrote by a clock that was ahead was before now."""
+        self.replacements = [min(at, now) for at in self.replacements]
+        self.node_failures = [replace(f, at=min(f.at, now)) for f in self.node_failures]
         longest = max(spec.quarantine_window + spec.quarantine_seconds, spec.lost_node_seconds)
         self.replacements = [at for at in self.replacements if at + spec.budget_window > now][-MOST_REMEMBERED:]
         self.node_failures = [f for f in self.node_failures if f.at + longest > now][-MOST_REMEMBERED:]
@@ -172,7 +174,8 @@ def observe(spec: PlanSpec, nodes: int, seen: Seen, memory: Memory, now: float) 
         elif past.died is not None:
             state = past.fate[0]
         else:
-            begun = newest is not None and _runs(newest)
+            # Nobody would tell us that it has begun on a node that is lost.
+            begun = newest is not None and (_runs(newest) or _away(newest, seen))
             state = GroupState.RUNNING if begun else GroupState.PENDING
             state = GroupState.DRAINING if past.leaves else state
         groups.append(
@@ -244,12 +247,26 @@ def _ended(spec: PlanSpec, newest: Attempt, past: Past, memory: Memory, now: flo
 
 def _suspect(newest: Attempt, told: GroupStatus | None, seen: Seen, met: bool) -> bool:
     """``met``: the lighthouse speaks of this attempt, not of one before."""
-    lost, status = any(node in seen.lost for node in newest.nodes), seen.lighthouse
-    if status is None or status.quorum is None or not _runs(newest):
-        return False  # nobody could be told, or nobody goes on without it
+    lost, status = _away(newest, seen), seen.lighthouse
+    if status is None:
+        return False  # nobody could be told
+    if not _runs(newest):
+        return lost
+    if status.quorum is None:
+        return False  # nobody goes on without it
     if told is None or not met:
         return lost
     return not told.connected and (lost or told.member not in status.quorum.members)
+
+
+def _away(attempt: Attempt, seen: Seen) -> bool:
+    return any(node in seen.lost for node in attempt.nodes)
+
+
+def is_over(pod: Object) -> bool:
+    """All of it. The container that trains may have ended before, and what a mesh or a log shipper has put in beside it
+    goes on."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _runs(attempt: Attempt) -> bool:
@@ -264,7 +281,8 @@ def exit_code(pod: Object) -> int | None:
 
 def last_words(pod: Object) -> str:
     status = pod.get("status", {})
-    said = str((_terminated(pod) or {}).get("message") or status.get("message") or status.get("reason") or "").strip()
+    own = (_terminated(pod) or {}).get("message")
+    said = str(own or status.get("message") or status.get("reason") or _of_init(status)).strip()
     return said[-LONGEST_WORDS:]
 
 
@@ -278,7 +296,7 @@ def lived(pod: Object) -> float:
 def waiting(pod: Object) -> str:
     """Why it does not run yet; empty if it does, or has just been made."""
     status = pod.get("status", {})
-    for container in status.get("containerStatuses") or ():
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         why = (container.get("state") or {}).get("waiting")
         if why and why.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{why['reason']}: {why.get('message', '')}".strip(": ")
@@ -288,10 +306,26 @@ def waiting(pod: Object) -> str:
     return ""
 
 
-def _terminated(pod: Object) -> Object | None:
+def _of_init(status: Object) -> str:
+    """What an init container that failed said: those that train never began."""
+    for container in status.get("initContainerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            words = f"init container {container['name']} ended with exit code {ended['exitCode']}"
+            return ": ".join(filter(None, (words, str(ended.get("message") or "").strip())))
+    return ""
+
+
+def trainer(pod: Object) -> str:
+    """The name of the container that trains: the one that was given credentials. Others may have been put before it."""
     containers = pod["spec"]["containers"]
+    ours = (c for c in containers if any(m.get("name") == CREDENTIALS for m in c.get("volumeMounts") or ()))
+    return str(next(ours, containers[0])["name"])
+
+
+def _terminated(pod: Object) -> Object | None:
     for container in pod.get("status", {}).get("containerStatuses") or ():
-        if container["name"] == containers[0]["name"]:
+        if container["name"] == trainer(pod):
             found: Object | None = (container.get("state") or {}).get("terminated")
             return found
     return None

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.core import plan as planning
-from planaria.core.plan import GroupState, Observed
+from planaria.core.plan import GroupState, Observed, ObservedGroup
 from planaria.engines.desk import GONE
 from planaria.engines.kubernetes import budgets, resources
 from planaria.engines.kubernetes.api import DEPLOYMENTS, LEASES, PODS, SERVICES, Kind, Object
 from planaria.engines.kubernetes.crd import Wanted
-from planaria.engines.kubernetes.observe import Attempt, Memory, Past, Seen, attempts, observe
+from planaria.engines.kubernetes.observe import Attempt, Memory, Past, Seen, attempts, is_over, observe
 from planaria.engines.kubernetes.resources import PORT
 
 # Seconds for what is to end and has nothing to save: enough for an agent to end its ranks.
@@ -24,13 +24,13 @@ _HOPELESS = 5
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """``group``: it is a pod of this attempt at a group."""
+    """``group``: it is a pod of this attempt at a group. ``told``: when it is made, that it replaces another one."""
 
     kind: Kind
     body: Object
     group: int = -1
     attempt: int = -1
-    replaces: bool = False
+    told: Tell | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,11 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
     if memory.outcome is not None:
         return Decision(_clear(seen), observe(spec, job.nodes, seen, memory, now))
     if job.suspend:
-        return Decision([*_suspended(seen, memory), *_protected(seen, [])])
+        decision = Decision([*_suspended(seen, memory), *_protected(seen, [])])
+        # An operator that is started again before all have left is to know that there was a run.
+        known = [(group, past.attempt) for group, past in sorted(memory.groups.items()) if past.attempt >= 0]
+        decision.observed = Observed(tuple(ObservedGroup(*each, GroupState.DRAINING) for each in known))
+        return decision
     decision = Decision(_foundation(job, seen))
     decision.observed = observe(spec, job.nodes, seen, memory, now)
     service = seen.services.get(resources.lighthouse_name(job))
@@ -113,7 +117,8 @@ def decide(job: Wanted, seen: Seen, memory: Memory, now: float, fewer: int = 0) 
                 decision.operations.append(Tell(told[0], reason, told[1]))
                 return decision
     world.leave(decision.observed)
-    world.leave_cordoned(decision.observed)
+    if planning.budget_left(spec, decision.observed, now):  # else it would not come back
+        world.leave_cordoned(decision.observed)
     world.forget(decision.observed)
     if (status := seen.lighthouse) is not None and status.quorum is not None and not status.complete:
         # Who is too many is said by the planner alone: the lighthouse is told of fewer when they have left.
@@ -142,15 +147,13 @@ class _World:
         # The newest end is kept for its log, what was before goes.
         older = self._found.get(group, [])
         self._out += _deleted([pod for attempt in older[:-1] for pod in attempt.pods])
-        left = [pod for pod in older[-1].pods if pod not in older[-1].ended] if older else []
+        left = [pod for pod in older[-1].pods if not is_over(pod)] if older else []
         self._out += _deleted(left, grace=_HOPELESS)
-        if left and not past.given_up:
+        if any(pod not in older[-1].ended for pod in left) and not past.given_up:
             return  # the rest of a group of several pods: two lives of a group must not be
-        if again:
-            where = f" (not on {', '.join(avoid)} if there is room elsewhere)" if avoid else ""
-            why = f"group {group} is replaced{where}: {_fate(past)}"
-            self._out.append(Tell("GroupReplaced", why, warning=True))
-        self._create(group, past.attempt + 1, range(job.nodes), again, avoid)
+        where = f" (not on {', '.join(avoid)} if there is room elsewhere)" if avoid else ""
+        told = Tell("GroupReplaced", f"group {group} is replaced{where}: {_fate(past)}", warning=True)
+        self._create(group, past.attempt + 1, range(job.nodes), told if again else None, avoid)
 
     def complete(self) -> None:
         """Make those pods of an attempt that could not be made with the others."""
@@ -159,7 +162,7 @@ class _World:
             if past.whole or past.died is not None or newest.number < past.attempt or past.leaves:
                 continue
             there = {int(pod["metadata"]["labels"][resources.NODE]) for pod in newest.pods}
-            self._create(group, newest.number, [n for n in range(self._job.nodes) if n not in there], False)
+            self._create(group, newest.number, [n for n in range(self._job.nodes) if n not in there], None)
 
     def kill(self, group: int, reason: str) -> None:
         """Nothing is to be expected of it any more."""
@@ -218,11 +221,11 @@ class _World:
         return attempt is not None and any(node in self._seen.cordoned for node in attempt.nodes)
 
     def _create(
-        self, group: int, attempt: int, nodes: list[int] | range, replaces: bool, avoid: tuple[str, ...] = ()
+        self, group: int, attempt: int, nodes: list[int] | range, told: Tell | None, avoid: tuple[str, ...] = ()
     ) -> None:
         for node in nodes:
             made = resources.pod(self._job, group, attempt, node, self._memory.run, self._desired, self._address, avoid)
-            self._out.append(Create(PODS, made, group, attempt, replaces and node == 0))
+            self._out.append(Create(PODS, made, group, attempt, told if node == 0 else None))
 
 
 def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
@@ -235,12 +238,15 @@ def _foundation(job: Wanted, seen: Seen) -> list[Operation]:
     if seen.deployment is None:
         made += [Create(LEASES, resources.lease(job)), Create(DEPLOYMENTS, resources.lighthouse(job))]
         return made
-    there, wanted = seen.deployment["spec"], resources.lighthouse(job)["spec"]
-    if _gist(there) != _gist(wanted):
+    wanted = resources.lighthouse(job)
+    asked, there = wanted["metadata"]["annotations"], seen.deployment["metadata"].get("annotations") or {}
+    scaled = seen.deployment["spec"].get("replicas") != job.lighthouses
+    if scaled or there.get(resources.ASKED) != asked[resources.ASKED]:
         # Of a list a merge leaves nothing that is not said again.
-        containers = {"spec": {"containers": wanted["template"]["spec"]["containers"]}}
+        containers = {"spec": {"containers": wanted["spec"]["template"]["spec"]["containers"]}}
         spec = {"replicas": job.lighthouses, "template": containers}
-        made.append(Patch(DEPLOYMENTS, resources.lighthouse_name(job), {"spec": spec}))
+        change = {"metadata": {"annotations": asked}, "spec": spec}
+        made.append(Patch(DEPLOYMENTS, resources.lighthouse_name(job), change))
     return made
 
 
@@ -260,12 +266,6 @@ def _protected(seen: Seen, wanted: list[Object]) -> list[Operation]:
     return [*made, *(Delete(kind, body) for body in found.values())]
 
 
-def _gist(deployment: Object) -> tuple[object, ...]:
-    """What of it follows the job; servers add to the rest."""
-    container = deployment["template"]["spec"]["containers"][0]
-    return deployment.get("replicas"), *(container.get(key) for key in ("image", "command", "args"))
-
-
 def _suspended(seen: Seen, memory: Memory) -> list[Operation]:
     if seen.pods_of("trainer"):
         return _deleted(seen.pods_of("trainer"))
@@ -278,7 +278,7 @@ def _suspended(seen: Seen, memory: Memory) -> list[Operation]:
 
 def _clear(seen: Seen) -> list[Operation]:
     """The job is over: what runs ends; what has ended is left for its logs."""
-    over = [pod for pod in seen.pods_of("trainer") if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+    over = [pod for pod in seen.pods_of("trainer") if not is_over(pod)]
     if over:
         return _deleted(over)
     services = [Delete(SERVICES, each) for each in seen.services.values()]

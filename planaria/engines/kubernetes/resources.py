@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,13 @@ from planaria.engines.kubernetes.crd import PREFERRED, Wanted
 
 PREFIX = "planaria.dev/"
 JOB, GROUP, ATTEMPT, NODE, ROLE = (PREFIX + key for key in ("job", "group", "attempt", "node", "role"))
+# What was asked for that follows the job. What a webhook makes of it (another registry's image) is not put right: it
+# would do it again, for ever.
+ASKED = PREFIX + "asked"
 PORT = 29510
 GROUP_PORT = 29511
 LIGHTHOUSE_ACCOUNT = "planaria-lighthouse"
+CREDENTIALS = "planaria-credentials"  # a volume of the container that trains, and of no other
 _CREDENTIALS = "/var/run/planaria/credentials"
 _API = "/var/run/planaria/api"
 _LOGS = "/var/log/planaria"
@@ -80,7 +85,7 @@ def pod(
     container["env"] = [*(container.get("env") or []), _pod_ip()]
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or []),
-        {"name": "planaria-credentials", "mountPath": _CREDENTIALS, "readOnly": True},
+        {"name": CREDENTIALS, "mountPath": _CREDENTIALS, "readOnly": True},
         {"name": "planaria-logs", "mountPath": _LOGS},
     ]
     spec["volumes"] = [
@@ -146,7 +151,7 @@ def lighthouse(job: Wanted) -> Object:
             "runAsUser": 65532,
         },
         "volumeMounts": [
-            {"name": "planaria-credentials", "mountPath": _CREDENTIALS, "readOnly": True},
+            {"name": CREDENTIALS, "mountPath": _CREDENTIALS, "readOnly": True},
             {"name": "planaria-api", "mountPath": _API, "readOnly": True},
         ],
     }
@@ -164,10 +169,11 @@ def lighthouse(job: Wanted) -> Object:
     for field in ("priorityClassName", "imagePullSecrets"):
         if field in job.template["spec"]:
             spec[field] = job.template["spec"][field]
+    asked = json.dumps([job.lighthouses, *(container[key] for key in ("image", "command", "args"))])
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _owned(job, name, "lighthouse"),
+        "metadata": {**_owned(job, name, "lighthouse"), "annotations": {ASKED: asked}},
         "spec": {
             "replicas": job.lighthouses,
             "selector": {"matchLabels": labels(job, "lighthouse")},
@@ -242,7 +248,7 @@ def _pod_ip() -> Object:
 def _secret(job: Wanted, *keys: str) -> Object:
     items = [{"key": key, "path": key} for key in ("ca.pem", *keys)]
     secret = {"secretName": job.credentials, "items": items, "defaultMode": 0o444}  # whoever the image runs as
-    return {"name": "planaria-credentials", "secret": secret}
+    return {"name": CREDENTIALS, "secret": secret}
 
 
 def _api_token() -> Object:

@@ -7,10 +7,11 @@ that matters here.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.engines.keeper import HostAway, HostState
@@ -21,19 +22,31 @@ COMMAND_SECONDS = 60.0
 NEEDED = ("sbatch", "squeue", "scancel", "scontrol", "srun")
 _FIELDS = ("JobID", "Name", "State", "exit_code", "NodeList", "StartTime", "EndTime", "Reason")
 FORMAT = ",".join(f"{field}:|" for field in _FIELDS)
-_WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
-# A job that is told to end is COMPLETING until its processes are gone: its group may be leaving in order.
-_RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+_WAITING = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "POWER_UP_NODE", "EXPEDITING"),
+        *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
+    }
+)
 _ASKED = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED"})
 _LOST = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
+_ENDED = _ASKED | _LOST | {"COMPLETED", "FAILED", "OUT_OF_MEMORY", "RECONFIG_FAIL"}
 # What a controller says that will be able to take a job some day.
 _PASSING = re.compile(
     r"unable to contact|timed out|temporarily unable|zero bytes|connection refused|connection reset|"
     r"communication|in standby|invalid job credential|max(imum)? .*jobs|limit|not responding",
     re.IGNORECASE,
 )
+_WAITS_NO_MORE = re.compile(r"invalid job id|no longer pending|already finished", re.IGNORECASE)
 _NO_SUCH_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
 ASKED_TO_END = 143  # 128 + SIGTERM
+# Variables in which sbatch finds what the script says, and may not be otherwise: see ``scripts``.
+_SAID_BY_US = tuple(
+    f"SBATCH_{name}"
+    for name in ("JOB_NAME", "ARRAY_INX", "REQUEUE", "NO_REQUEUE", "WAIT", "WAIT_ALL_NODES", "OUTPUT", "OPEN_MODE")
+)
+# Where the cluster is, and who asks: nothing of a job.
+_OF_CLUSTER = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_SACK_KEY"})
 
 
 class NoNodes(UsageError):
@@ -94,6 +107,15 @@ async def cancel(*ids: str) -> None:
             raise HostAway(f"scancel: {error.words}") from None
 
 
+async def exclude(job: str, nodes: Collection[str]) -> None:
+    """Keep these nodes, and no others, from a job that waits. HostAway."""
+    try:
+        await _run(("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"))
+    except _Failed as error:
+        if not (_WAITS_NO_MORE.search(error.words) or _NO_SUCH_NODES.search(error.words)):
+            raise HostAway(f"scontrol: {error.words}") from None
+
+
 async def steps(job: str) -> list[SlurmJob]:
     """Those of an allocation that run. HostAway."""
     try:
@@ -121,6 +143,7 @@ async def _run(words: Sequence[str], text: str = "") -> str:
     try:
         process = await asyncio.create_subprocess_exec(
             *words,
+            env=environ_for(words[0], os.environ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -140,6 +163,20 @@ async def _run(words: Sequence[str], text: str = "") -> str:
     if process.returncode:
         raise _Failed(_sentence(problem.decode(errors="replace"), process.returncode))
     return out.decode(errors="replace")
+
+
+def environ_for(command: str, given: Mapping[str, str]) -> dict[str, str]:
+    """What the command is to see of an environment. There sbatch finds options that win over those in a script, and
+    squeue and scancel which jobs to leave out. What it says of a job around this process is not about those that it
+    submits."""
+    environ = {name: value for name, value in given.items() if not name.startswith(("SQUEUE_", "SCANCEL_"))}
+    if command == "sbatch":
+        around = "SLURM_JOB_ID" in given or "SLURM_JOBID" in given
+        job = (name for name in environ if around and name.startswith(("SLURM_", "SLURMD_", "SRUN_", "PMI_")))
+        for name in (*_SAID_BY_US, *job):
+            if name not in _OF_CLUSTER:
+                environ.pop(name, None)
+    return environ | {"SLURM_TIME_FORMAT": "standard"}
 
 
 class _Failed(Exception):
@@ -174,14 +211,16 @@ def _job(id: str, name: str, state: str, code: str, nodes: str, started: str, en
     if state in _WAITING:
         return SlurmJob(id, name, HostState.PENDING, reason=why)
     places = tuple(expand(nodes))
-    if state in _RUNNING:
+    # A job that is told to end is COMPLETING until its processes are gone: its group may be leaving in order. And a
+    # state that no release had when this was written is no end: whoever is taken for ended gets a second life.
+    if state not in _ENDED:
         return SlurmJob(id, name, HostState.RUNNING, places, since=_time(started))
     exit_code: int | None = _exit_code(code)
     lost = state in _LOST
-    if (state in _ASKED and exit_code not in (0, 2)) or (state in _ASKED and exit_code == 0 and state != "COMPLETED"):
+    if state in _ASKED and exit_code != 2:
         exit_code = ASKED_TO_END
-    elif lost and exit_code == 0:
-        exit_code = None
+    elif state != "COMPLETED" and exit_code == 0:
+        exit_code = None  # nothing in it can have said so
     words = state if why in ("", "NonZeroExitCode") else f"{state}, {why}"
     if exit_code and state not in _ASKED:
         words += f", exit code {exit_code}"

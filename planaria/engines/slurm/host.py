@@ -17,6 +17,7 @@ from planaria.errors import UsageError
 # haste is heard from the lighthouse within a second. While a job waits, begins or ends it is asked more often.
 CALM_SECONDS = 30.0
 BUSY_SECONDS = (1.0, 10.0)
+_PROGRESS = (HostState.RUNNING, HostState.PENDING, HostState.ENDED)
 
 
 async def jobs_before(run: str) -> frozenset[str]:
@@ -40,11 +41,15 @@ class SlurmHost:
         self._pause = BUSY_SECONDS[0]
         self._said: dict[tuple[int, int], str] = {}  # by agents, at the end of lives
         self._asked = False  # `changed` said so
+        self._anywhere: set[tuple[int, int]] = set()  # lives for which there are no nodes but those to be avoided
 
     async def create(self, group: int, incarnation: int, avoid: Collection[str]) -> None:
         name = placing.name_of(self._template.run, group, incarnation)
-        if any(job.name == name for job in await self._jobs()):
-            return  # it was taken although sbatch did not say so
+        if there := [job for job in await self._jobs() if job.name == name]:  # perhaps sbatch did not say so
+            for job in there if (group, incarnation) not in self._anywhere else ():
+                if job.state is HostState.PENDING:
+                    await commands.exclude(job.id, scripts.excluded(self._template, avoid))
+            return
         scripts.make_directory(self._template, group, incarnation)
         try:
             await commands.submit(scripts.render(self._template, group, incarnation, avoid))
@@ -52,6 +57,7 @@ class SlurmHost:
             if not avoid:
                 raise
             self._note("avoid", f"there is no node for group {group} but {', '.join(sorted(avoid))}", group)
+            self._anywhere.add((group, incarnation))
             await commands.submit(scripts.render(self._template, group, incarnation))
         self._pause = BUSY_SECONDS[0]
 
@@ -63,12 +69,18 @@ class SlurmHost:
         self._pause = BUSY_SECONDS[0]
 
     async def list(self) -> Sequence[Hosted]:
-        found: dict[tuple[int, int], commands.SlurmJob] = {}
+        called: dict[tuple[int, int], list[commands.SlurmJob]] = {}
         for job in await self._jobs():
-            life = placing.life_in(job.name, self._template.run)
-            # One that was submitted twice, for the first time in vain as it seemed: the newest counts.
-            if life is not None and (life not in found or int(job.id) > int(found[life].id)):
-                found[life] = job
+            if (life := placing.life_in(job.name, self._template.run)) is not None:
+                called.setdefault(life, []).append(job)
+        # One may have been submitted twice, for the first time in vain as it seemed: whoever has come farthest counts.
+        found: dict[tuple[int, int], commands.SlurmJob] = {}
+        twice: list[str] = []
+        for life, jobs in called.items():
+            found[life], *others = sorted(jobs, key=lambda job: (_PROGRESS.index(job.state), int(job.id)))
+            twice += [job.id for job in others if job.state is not HostState.ENDED]
+        if twice:
+            await commands.cancel(*twice)
         hosted = tuple(
             Hosted(*life, job.state, job.nodes, job.exit_code, job.since, self._why(life, job), job.lost)
             for life, job in sorted(found.items())

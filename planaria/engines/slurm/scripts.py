@@ -83,10 +83,9 @@ def render(template: Template, group: int, incarnation: int, avoid: Collection[s
     ]
     keys = {option.partition("=")[0] for option in template.sbatch}
     options = [option for option in options if option.partition("=")[0] not in keys]
-    excluded = [option.partition("=")[2] for option in template.sbatch if option.startswith("exclude=")]
     more = [option for option in template.sbatch if not option.startswith("exclude=")]
-    if excluded or avoid:
-        more.append(f"exclude={','.join((*excluded, *sorted(avoid)))}")
+    if nodes := excluded(template, avoid):
+        more.append(f"exclude={','.join(nodes)}")
     lines = [f"#SBATCH --{_quoted(option)}" for option in (*options, *more)]
     several = template.nodes > 1
     return "\n".join(
@@ -101,6 +100,12 @@ def render(template: Template, group: int, incarnation: int, avoid: Collection[s
             _LIFE.replace("WATCH", _watch(template)),
         ]
     )
+
+
+def excluded(template: Template, avoid: Collection[str]) -> list[str]:
+    """All nodes that are kept from a job, those that its user names among them."""
+    given = [option.partition("=")[2] for option in template.sbatch if option.startswith("exclude=")]
+    return [*given, *sorted(avoid)]
 
 
 def step(template: Template, group: int, incarnation: int, avoid: Collection[str] = ()) -> list[str]:
