@@ -338,8 +338,8 @@ def _complete(partial: Path, about: Checkpoint) -> None:
 
 
 def _compared(entry: str) -> bool:
-    """Of the fingerprint: what must be alike anyway, or is compared in more telling words."""
-    return entry in ("seed", "shards", "steps") or entry.startswith("state")
+    """Of the fingerprint: what must be alike anyway, is compared in more telling words, or changes no bits."""
+    return entry in ("metrics", "seed", "shards", "steps") or entry.startswith("state")
 
 
 def _orbax(where: str) -> Any:
