@@ -288,7 +288,7 @@ class Checkpoints(Saver):
         theirs, mine = ([replace(kind, places=()) for kind in kinds] for kinds in (checkpoint.leaves, ours))
         if theirs != mine:
             raise UsageError(f"{self._settings.where}: {misfit(theirs, mine, f'in the checkpoint {path}')}")
-        self._compare(path, checkpoint.seed, checkpoint.shards, checkpoint.fingerprint, _compared)
+        self._compare(path, checkpoint.step, checkpoint.seed, checkpoint.shards, checkpoint.fingerprint, _compared)
         found, why = [], ""
         try:
             found = self._read(path)

@@ -87,11 +87,13 @@ class Programs:
         """Those of one shard, which must be like those of all others. Raises UsageError naming what differs."""
         found, tree = flattened(gradients, "what was given as gradients")
         like = [(tuple(np.shape(leaf)), _dtype(keystr(path), leaf)) for path, leaf in found]
+        leaves = [leaf for _, leaf in found]
+        refuse_deleted(leaves)
         if self._tree is None:
             if not any(math.prod(shape) for shape, _ in like):
                 raise UsageError("a shard's gradients are a pytree without a number in it; there is nothing to train")
             self._tree, self._like = tree, like
-            self.spread = Spread([leaf for _, leaf in found], self._state.everywhere, [keystr(p) for p, _ in found])
+            self.spread = Spread(leaves, self._state.everywhere, [keystr(p) for p, _ in found])
         if tree != self._tree or like != self._like:
             both = zip(found, like, self._like, strict=False)
             differ = [
@@ -101,7 +103,7 @@ class Programs:
             ]
             what = ", ".join(differ[:5]) if tree == self._tree else f"their structure: {tree}, and {self._tree} before"
             raise UsageError(f"the gradients of this shard are not like those before, at {what}")
-        return self.spread.like([leaf for _, leaf in found])
+        return self.spread.like(leaves)
 
     # --- the update ------------------------------------------------------------------------------------------
 
@@ -168,20 +170,26 @@ def _checked(state: State, made: Any) -> list[Array]:
     return leaves
 
 
+def refuse_deleted(leaves: Sequence[Array]) -> None:
+    """Of a shard's gradients. Raises UsageError."""
+    if any(leaf.is_deleted() for leaf in leaves):
+        raise UsageError(
+            "the shard's gradients were deleted: their memory went to what they were donated to; they are read until "
+            "those of the next shard are given"
+        )
+
+
 def _form(like: tuple[tuple[int, ...], np.dtype]) -> str:
     shape, dtype = like
     return f"{dtype}{list(shape)}"
 
 
 def _dtype(path: str, leaf: Any) -> np.dtype:
-    if not isinstance(leaf, Array):
-        raise UsageError(f"the gradient at {path or 'the root'} is {said(leaf)}; gradients are arrays of JAX")
-    if leaf.is_deleted():
+    dtype: Any = getattr(leaf, "dtype", None)
+    if dtype != jax.dtypes.float0 and (not isinstance(leaf, Array) or isinstance(leaf, jax.core.Tracer)):
         raise UsageError(
-            f"the gradient at {path or 'the root'} was deleted: its memory went to what it was donated to; a shard's "
-            "gradients are read until the next one's are given"
+            f"the gradient at {path or 'the root'} is {said(leaf)}; gradients are arrays of JAX, given outside of jit"
         )
-    dtype: Any = leaf.dtype
     if not jnp.issubdtype(dtype, jnp.floating):
         raise UsageError(
             f"the gradient at {path or 'the root'} is {dtype}; gradients are arrays of real floating-point numbers: "

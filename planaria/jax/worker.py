@@ -26,7 +26,7 @@ from planaria.exchange.noise import key_of
 from planaria.exchange.tree_exchange import TreeExchange
 from planaria.jax.checkpoint import Checkpoints
 from planaria.jax.gradients import Sums
-from planaria.jax.programs import Gradient, Programs
+from planaria.jax.programs import Gradient, Programs, refuse_deleted
 from planaria.jax.state import State, said
 from planaria.jax.views import settle
 from planaria.rank.fingerprint import digest_of_group
@@ -240,6 +240,7 @@ class Worker:
             return
         (shard, leaves), self._late = self._late, None
         with self._told(f"step {self.step}, shard {shard}"):
+            refuse_deleted(leaves)
             jax.block_until_ready(leaves)
         self._sums.add(shard, leaves)
 

@@ -135,14 +135,34 @@ FIRST = {"w": jnp.ones(3)}
     [
         ({"w": jnp.ones(4)}, r"at \['w'\] \(float32\[4\], and float32\[3\] before\)"),
         ({"v": jnp.ones(3)}, r"at their structure: PyTreeDef\({'v': \*}\), and PyTreeDef\({'w': \*}\) before"),
-        ({"w": np.ones(3)}, r"the gradient at \['w'\] is a ndarray; gradients are arrays of JAX"),
-        ({"w": deleted()}, r"the gradient at \['w'\] was deleted"),
+        ({"w": np.ones(3)}, r"the gradient at \['w'\] is a ndarray; gradients are arrays of JAX, given"),
         ({"w": jnp.ones(3), 1: jnp.ones(3)}, "what was given as gradients is no pytree"),
     ],
 )
 def test_one_shard_whose_gradients_are_not_like_the_others(wrong: Any, said: str) -> None:
     with pytest.raises(pj.UsageError, match=f"group 0, step 0, shard 1: .*{said}"):
         given(FIRST, FIRST, wrong)  # shard 0 twice: the first of them is tried
+
+
+def test_gradients_that_are_donated_before_they_are_given() -> None:
+    with pytest.raises(pj.UsageError, match="step 0, shard 0: the shard's gradients were deleted"):
+        given({"w": deleted()})
+
+
+def test_gradients_that_are_donated_too_early() -> None:
+    job, donate = pj.init(shards=2), jax.jit(lambda array: array + 1, donate_argnums=0)
+    step = next(job.steps(2, {"w": jnp.zeros(3)}, lambda state, _: state))
+    with pytest.raises(pj.UsageError, match="step 0, shard 0: the shard's gradients were deleted"):
+        for _ in step.shards():
+            step.add(FIRST | {"w": (array := jnp.ones(3))})
+            donate(array)
+
+
+def test_gradients_are_given_outside_of_jit() -> None:
+    step = next(pj.init(shards=2).steps(2, {"w": jnp.zeros(3)}, lambda state, _: state))
+    next(step.shards())
+    with pytest.raises(pj.UsageError, match=r"is a DynamicJaxprTracer; gradients are arrays of JAX, given outside"):
+        jax.jit(step.add)(FIRST)
 
 
 @pytest.mark.parametrize("value", ["1.5", None, 10**400, 1j, [1.0]])
