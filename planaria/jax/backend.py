@@ -26,7 +26,9 @@ from planaria.rank.settings import Settings
 
 THREADS = "NPROC"
 # Entries that say what the job is: a difference is always refused.
-_JOB = frozenset({"checks", "exact", "framework", "layout", "policy", "reduction", "seed", "shards", "steps"})
+_JOB = frozenset(
+    {"checks", "exact", "framework", "layout", "metrics", "policy", "reduction", "seed", "shards", "steps"}
+)
 
 
 def prepare(wanted: str | None, settings: Settings) -> tuple[jax.Device, SoleWorld]:
@@ -102,7 +104,7 @@ def fingerprint(settings: Settings, exact: str, device: jax.Device, **more: str)
 
 def strict(key: str) -> bool:
     """Whether an entry of a fingerprint must be the same on all ranks of a group."""
-    return key.removeprefix(SOFT) not in ("cpu", "device")
+    return key.removeprefix(SOFT) not in ("cpu", "device", "metrics")
 
 
 def _cpu() -> str:

@@ -288,7 +288,7 @@ class Checkpoints(Saver):
         theirs, mine = ([replace(kind, places=()) for kind in kinds] for kinds in (checkpoint.leaves, ours))
         if theirs != mine:
             raise UsageError(f"{self._settings.where}: {misfit(theirs, mine, f'in the checkpoint {path}')}")
-        self._compare(path, checkpoint.seed, checkpoint.shards, checkpoint.fingerprint, _compared)
+        self._compare(path, checkpoint.step, checkpoint.seed, checkpoint.shards, checkpoint.fingerprint, _compared)
         found, why = [], ""
         try:
             found = self._read(path)
@@ -338,8 +338,8 @@ def _complete(partial: Path, about: Checkpoint) -> None:
 
 
 def _compared(entry: str) -> bool:
-    """Of the fingerprint: what must be alike anyway, or is compared in more telling words."""
-    return entry in ("seed", "shards", "steps") or entry.startswith("state")
+    """Of the fingerprint: what must be alike anyway, is compared in more telling words, or changes no bits."""
+    return entry in ("metrics", "seed", "shards", "steps") or entry.startswith("state")
 
 
 def _orbax(where: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -101,6 +102,10 @@ class Job(Place):
             raise UsageError("job.steps can be called once; put all steps into one loop")
         if not callable(update):
             raise UsageError(f"job.steps was given {said(update)} as its update; it needs update(state, gradients)")
+        try:
+            total = operator.index(total)
+        except TypeError:
+            raise UsageError(f"job.steps needs a whole number of steps, not {total!r}") from None
         if total < 1:
             raise UsageError(f"job.steps needs at least one step, not {total}")
         if self._schedule is not None and jax.process_count() > self.world_size:  # Orbax would wait for all of them
@@ -122,7 +127,7 @@ class Job(Place):
             return of_group(fingerprint(self.settings, self.exact, self.device, **more), session.gather, strict)
 
         def introduce(address: str, joins: bool, looks: bool) -> Ready:
-            mine = prints(program=programs.digest)
+            mine = prints(program=programs.digest, metrics=", ".join(worker.names))
             start, saves = 0, worker.checkpoints is not None
             if worker.checkpoints is not None:
                 worker.checkpoints.prints = mine
@@ -202,8 +207,8 @@ def init(
             raise UsageError(f"{settings.where}: planaria.jax cannot do {option}; leave it out")
     if settings.recheck:
         raise UsageError(f"{settings.where}: planaria.jax cannot do --recheck; leave it out")
-    if seed >= MOST_SEED:
-        raise UsageError(f"{settings.where}: seed must be below 2**63, of which JAX makes keys, not {seed}")
+    if settings.seed >= MOST_SEED:
+        raise UsageError(f"{settings.where}: seed must be below 2**63, of which JAX makes keys, not {settings.seed}")
     chosen, world = prepare(os.environ.get("PLANARIA_DEVICE") or device, settings)
     promised = promise.choose(os.environ.get("PLANARIA_EXACT") or exact, settings, chosen.platform == "cpu")
     job = Job(settings, chosen, world, promised)

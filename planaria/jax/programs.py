@@ -5,6 +5,7 @@ Nothing in them depends on who takes part in the job, so a change of members nev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 from jax import Array
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import keystr
 from torch import Tensor
 
 from planaria.errors import UsageError
 from planaria.exchange.layout import Layout
 from planaria.jax.spread import Spread
-from planaria.jax.state import State, said
+from planaria.jax.state import KINDS, State, flattened, said
 from planaria.jax.views import SHARED
 
 Gradient = Callable[[Any, Any, Array], tuple[Any, Any]]
@@ -54,7 +55,7 @@ class Programs:
                 f"the function given to step.grad, {said(function)}, cannot be hashed, so jax.jit cannot "
                 "tell it from others; give it a function (that calls the object, and is made once)"
             ) from None
-        if program is None:
+        if first := program is None:
             if not callable(function):
                 raise UsageError(
                     f"step.grad was given {said(function)} as its function; it needs function(state, batch, key)"
@@ -70,6 +71,11 @@ class Programs:
         if dry:
             self._note(f"gradient {len(self._gradients)}", program.trace(tree, batch, key))
         result = program(tree, batch, key)
+        if first and any(leaf.is_deleted() for leaf in self._state.leaves):
+            raise UsageError(
+                "the function given to step.grad donates the state (jax.jit's donate_argnums), which the next shard "
+                "and the update need; let it keep the state"
+            )
         if not (isinstance(result, tuple) and len(result) == 2):
             raise UsageError(
                 f"the function given to step.grad returns {type(result).__name__}; it must return (gradients, "
@@ -79,19 +85,25 @@ class Programs:
 
     def leaves(self, gradients: Any) -> list[Array]:
         """Those of one shard, which must be like those of all others. Raises UsageError naming what differs."""
-        found, tree = tree_flatten_with_path(gradients)
+        found, tree = flattened(gradients, "what was given as gradients")
         like = [(tuple(np.shape(leaf)), _dtype(keystr(path), leaf)) for path, leaf in found]
+        leaves = [leaf for _, leaf in found]
+        refuse_deleted(leaves)
         if self._tree is None:
-            if not found:
-                raise UsageError("a shard's gradients are an empty pytree; there is nothing to train")
+            if not any(math.prod(shape) for shape, _ in like):
+                raise UsageError("a shard's gradients are a pytree without a number in it; there is nothing to train")
             self._tree, self._like = tree, like
-            self.spread = Spread([leaf for _, leaf in found], self._state.everywhere, [keystr(p) for p, _ in found])
+            self.spread = Spread(leaves, self._state.everywhere, [keystr(p) for p, _ in found])
         if tree != self._tree or like != self._like:
             both = zip(found, like, self._like, strict=False)
-            differ = [keystr(path) for (path, _), one, other in both if one != other]
-            what = ", ".join(differ[:5]) or f"their structure: {tree} and {self._tree}"
+            differ = [
+                f"{keystr(path) or 'the root'} ({_form(one)}, and {_form(other)} before)"
+                for (path, _), one, other in both
+                if one != other
+            ]
+            what = ", ".join(differ[:5]) if tree == self._tree else f"their structure: {tree}, and {self._tree} before"
             raise UsageError(f"the gradients of this shard are not like those before, at {what}")
-        return self.spread.like([leaf for _, leaf in found])
+        return self.spread.like(leaves)
 
     # --- the update ------------------------------------------------------------------------------------------
 
@@ -136,7 +148,7 @@ class Programs:
 
 def _checked(state: State, made: Any) -> list[Array]:
     """The leaves of what an update returns, in the form of the state's. Raises UsageError."""
-    found, tree = tree_flatten_with_path(made)
+    found, tree = flattened(made, "what the update returns")
     if tree != state.treedef:
         theirs, ours = {f"state{keystr(path)}" for path, _ in found}, set(state.paths)
         odd = [f"{path} is new" for path in sorted(theirs - ours)]
@@ -145,6 +157,8 @@ def _checked(state: State, made: Any) -> list[Array]:
         raise UsageError(f"the update returns a state of another structure: {what}")
     leaves = []
     for path, (_, leaf), old in zip(state.paths, found, state.leaves, strict=True):
+        if not isinstance(leaf, KINDS):
+            raise UsageError(f"the update makes {path} {said(leaf)}; a state can hold arrays and numbers only")
         new = jnp.asarray(leaf) if not isinstance(leaf, Array) else leaf
         if new.shape != old.shape or new.dtype != old.dtype:
             raise UsageError(
@@ -156,12 +170,30 @@ def _checked(state: State, made: Any) -> list[Array]:
     return leaves
 
 
+def refuse_deleted(leaves: Sequence[Array]) -> None:
+    """Of a shard's gradients. Raises UsageError."""
+    if any(leaf.is_deleted() for leaf in leaves):
+        raise UsageError(
+            "the shard's gradients were deleted: their memory went to what they were donated to; they are read until "
+            "those of the next shard are given"
+        )
+
+
+def _form(like: tuple[tuple[int, ...], np.dtype]) -> str:
+    shape, dtype = like
+    return f"{dtype}{list(shape)}"
+
+
 def _dtype(path: str, leaf: Any) -> np.dtype:
     dtype: Any = getattr(leaf, "dtype", None)
-    if not isinstance(leaf, Array) or not jnp.issubdtype(dtype, jnp.floating):
+    if dtype != jax.dtypes.float0 and (not isinstance(leaf, Array) or isinstance(leaf, jax.core.Tracer)):
         raise UsageError(
-            f"the gradient at {path or 'the root'} is {dtype or type(leaf).__name__}; gradients are arrays of real "
-            "floating-point numbers: differentiate by such parameters only"
+            f"the gradient at {path or 'the root'} is {said(leaf)}; gradients are arrays of JAX, given outside of jit"
+        )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise UsageError(
+            f"the gradient at {path or 'the root'} is {dtype}; gradients are arrays of real floating-point numbers: "
+            "differentiate by such parameters only"
         )
     if dtype.name not in SHARED:  # only its bytes could be read
         raise UsageError(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from planaria.errors import UsageError
 from planaria.exchange.layout import Layout, Slot
-from planaria.jax.views import Place, over, pieces, place_of, put
+from planaria.jax.views import Place, in_memory, over, pieces, place_of, put
 
 
 class Spread:
@@ -52,7 +52,8 @@ class Spread:
                 "its mesh"
             )
         named = isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == self._mesh
-        return leaf.sharding if named else self._everywhere
+        # Not in the host's memory: sums are made where the devices compute.
+        return in_memory(self._everywhere.memory_kind, leaf.sharding) if named else self._everywhere
 
     def like(self, leaves: Sequence[Array]) -> list[Array]:
         """Gradients, laid out as the first were."""

@@ -23,7 +23,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from torch import Tensor
 
 from planaria.errors import ProtocolError, UsageError
-from planaria.jax.views import Place, from_bytes, pieces, place_of, put, shape_of, view
+from planaria.jax.views import Place, from_bytes, in_memory, pieces, place_of, put, shape_of, view
 
 VERSION = 1
 MAX_PROBLEMS = 5  # that a message lists
@@ -74,7 +74,7 @@ class State:
 
     def __init__(self, tree: Any, device: jax.Device, processes: int = 1) -> None:
         self.treedef: Any
-        found, self.treedef = tree_flatten_with_path(tree)
+        found, self.treedef = flattened(tree, "the state")
         if not found:
             raise UsageError("job.steps needs a state with arrays in it; this one has none")
         self.keys = [path for path, _ in found]
@@ -91,16 +91,16 @@ class State:
                 "it (equinox.partition(model, equinox.is_array), flax.nnx.split(model), a TrainState's params and "
                 "opt_state)"
             )
-        try:
-            array = leaf if isinstance(leaf, Array) else jnp.asarray(leaf)
-        except (TypeError, ValueError, OverflowError):
-            what = f"{leaf.dtype} array" if isinstance(leaf, np.ndarray) else f"number {leaf}"
+        if isinstance(leaf, Array) and leaf.is_deleted():
             raise UsageError(
-                f"{path} is the {what}, of which JAX makes no array (integers have 32 bits in it)"
-            ) from None
+                f"{path} was deleted: its memory went to what it was donated to; give a state that is whole"
+            )
+        array = leaf if isinstance(leaf, Array) else _array_of(path, leaf)
         if _is_key(array):  # its numbers have a dimension more; put as a healing puts them
             return _keys_of(jnp.copy(_numbers(array)), str(jax.random.key_impl(array)), self._everywhere)
-        where = array.sharding if isinstance(array.sharding, NamedSharding) else self._everywhere
+        where = array.sharding
+        if not isinstance(where, NamedSharding):
+            where = in_memory(where.memory_kind, self._everywhere)
         return put(jnp.copy(jax.lax.convert_element_type(array, array.dtype)), where)
 
     @property
@@ -125,7 +125,9 @@ class State:
     @property
     def device(self) -> torch.device:
         """Where gradients are exchanged."""
-        return view(next(pieces(_numbers(self.leaves[0])))[1]).device
+        # Not of a leaf: some are in host memory, and some have types that only the host can read.
+        first = next(iter(self._everywhere.addressable_devices_indices_map(())))
+        return view(jax.device_put(np.zeros(1, np.float32), first)).device
 
     def describe(self) -> dict[str, str]:
         """What the leaves are, by path, for the fingerprint: two groups that differ are told where. Of large trees the
@@ -255,6 +257,29 @@ def _everywhere(leaves: Sequence[Any], device: jax.Device, processes: int) -> Sh
     return SingleDeviceSharding(device) if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
+def flattened(tree: Any, what: str) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves with their key paths, and the structure. Raises UsageError if JAX has no order for them."""
+    try:
+        return tree_flatten_with_path(tree)
+    except (TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise UsageError(
+            f"{what} is no pytree ({why}); the keys of a dict must be of one type, that has an order"
+        ) from None
+
+
+def _array_of(path: str, leaf: Any) -> Array:
+    try:
+        array = jnp.asarray(leaf)
+    except (TypeError, ValueError, OverflowError):
+        array = None
+    # Integers that come from numpy are cut to fit, without a word.
+    if isinstance(array, Array) and (array.dtype.kind not in "iu" or np.array_equal(array, leaf)):
+        return array
+    what = f"{leaf.dtype} array" if isinstance(leaf, np.ndarray) else f"number {leaf}"
+    raise UsageError(f"{path} is the {what}, of which JAX makes no array (integers have 32 bits in it)")
+
+
 def _is_key(leaf: Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
@@ -279,12 +304,14 @@ def _rebuilt(kind: Leaf, sharding: Sharding, everywhere: Sharding, parts: dict[P
     dtype = jnp.dtype(kind.dtype)
     if kind.random:
         (data,) = parts.values()
-        numbers = from_bytes(data, dtype, kind.shape, next(iter(sharding.addressable_devices)))
+        first = SingleDeviceSharding(next(iter(sharding.addressable_devices)))
+        numbers = from_bytes(data, dtype, kind.shape, first)
         return _keys_of(numbers, kind.random, everywhere)
     arrays = []
     for device, index in sharding.addressable_devices_indices_map(kind.shape).items():
         place = place_of(index or (), kind.shape)
-        arrays.append(from_bytes(parts[place], dtype, shape_of(place), device))
+        there = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+        arrays.append(from_bytes(parts[place], dtype, shape_of(place), there))
     return jax.make_array_from_single_device_arrays(kind.shape, sharding, arrays)
 
 

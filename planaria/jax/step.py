@@ -42,7 +42,7 @@ class Step:
     @property
     def metrics(self) -> dict[str, float]:
         """Means over all shards, the same on every group; after ``shards``."""
-        return self._worker.metrics
+        return dict(self._worker.metrics)  # the script's own: what it adds is not part of the job
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -77,5 +77,6 @@ class Step:
 
     def add(self, gradients: Any, metrics: Mapping[str, Any] = _NONE) -> None:
         """The gradients of the shard in hand, for scripts that compute them in their own way (several micro-batches,
-        say). They must depend on ``state``, ``index`` and the shard's number alone."""
+        say). They must depend on ``state``, ``index`` and the shard's number alone, and be left alone (not donated)
+        until the next shard's are given."""
         self._worker.add(gradients, metrics)

@@ -49,6 +49,11 @@ def put(array: Array, where: Sharding) -> Array:
     return jax.make_array_from_single_device_arrays(array.shape, where, mine)
 
 
+def in_memory(kind: str | None, where: Sharding) -> Sharding:
+    """``where``, in memory of that kind."""
+    return where if kind is None or kind == where.memory_kind else where.with_memory_kind(kind)
+
+
 def place_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Place:
     return tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
 
@@ -63,18 +68,24 @@ def numel_of(place: Place) -> int:
 
 def view(array: Array) -> Tensor:
     """A tensor over the memory of an array on one device, which it waits for; contiguous. Not to be written."""
-    if array.dtype.name in SHARED:
+    if array.dtype.name in SHARED and _on_device(array):
         return torch.from_dlpack(array)  # type: ignore[attr-defined]
     return torch.from_numpy(np.asarray(array).reshape(-1).view(np.uint8).copy())
 
 
-def from_bytes(data: Tensor, dtype: np.dtype, shape: tuple[int, ...], device: jax.Device) -> Array:
-    """An array on ``device``, in memory of its own, of what ``data`` (uint8, aligned) holds."""
+def _on_device(array: Array) -> bool:
+    """Not in the host's memory beside it (``memory_kind="pinned_host"``), of which GPUs make no dlpack."""
+    (device,) = array.devices()
+    return array.sharding.memory_kind in (None, device.default_memory().kind)
+
+
+def from_bytes(data: Tensor, dtype: np.dtype, shape: tuple[int, ...], where: Sharding) -> Array:
+    """An array at ``where``, in memory of its own, of what ``data`` (uint8, aligned) holds."""
     # XLA makes no complex numbers of bytes, and nothing of no memory.
     if data.device.type == "cpu" or dtype.kind == "c" or not data.numel():
         host = data.cpu().numpy().view(dtype).reshape(shape)
-        return jax.device_put(jnp.array(host, copy=True), device)
-    return jax.device_put(_reinterpreted(jax.dlpack.from_dlpack(data), dtype, shape), device)
+        return jax.device_put(jnp.array(host, copy=True), where)
+    return jax.device_put(_reinterpreted(jax.dlpack.from_dlpack(data), dtype, shape), where)
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -6,13 +6,13 @@ marks, and nothing is ever taken back. A group that heals in mid-step just goes 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 import torch
 from jax import Array
 
@@ -26,8 +26,8 @@ from planaria.exchange.noise import key_of
 from planaria.exchange.tree_exchange import TreeExchange
 from planaria.jax.checkpoint import Checkpoints
 from planaria.jax.gradients import Sums
-from planaria.jax.programs import Gradient, Programs
-from planaria.jax.state import State
+from planaria.jax.programs import Gradient, Programs, refuse_deleted
+from planaria.jax.state import State, said
 from planaria.jax.views import settle
 from planaria.rank.fingerprint import digest_of_group
 from planaria.rank.gauges import Gauges, smoothed
@@ -86,6 +86,11 @@ class Worker:
     def step(self) -> int:
         """Steps committed: the index of the step being worked on."""
         return self.session.stepper.step if self._started else 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the metrics, ascending."""
+        return self._names or ()
 
     @property
     def _first(self) -> bool:
@@ -214,13 +219,16 @@ class Worker:
             raise UsageError(f"{where}: gradients of a shard are given once, in the body of step.shards()")
         if not isinstance(metrics, Mapping):
             raise UsageError(f"{where}: metrics are a dict of scalars, not {type(metrics).__name__}")
+        if odd := [name for name in metrics if not isinstance(name, str)]:
+            raise UsageError(f"{where}: the names of metrics are strings, not {odd[0]!r}")
         names = tuple(sorted(metrics))
         if self._names is None and len(names) > METRICS:
             raise UsageError(f"{where}: at most {METRICS} metrics can be recorded, not {len(names)}")
         self._names = names if self._names is None else self._names
         if names != self._names:
             raise UsageError(f"{where}: the metrics {[*names]} of shard {self.shard} were {[*self._names]} before")
-        leaves = self._programs.leaves(gradients)
+        with self._told(f"step {self.step}, shard {self.shard}"):
+            leaves = self._programs.leaves(gradients)
         self._collect()  # of the shard before, while this one is computed
         self._late = (self.shard, leaves)
         self._raw[self.shard], self._records[self.shard] = dict(metrics), ShardRecord(self.shard, b"")
@@ -232,11 +240,12 @@ class Worker:
             return
         (shard, leaves), self._late = self._late, None
         with self._told(f"step {self.step}, shard {shard}"):
+            refuse_deleted(leaves)
             jax.block_until_ready(leaves)
         self._sums.add(shard, leaves)
 
     def _told(self, when: str) -> _Told:
-        return _Told(f"{self.settings.where}, {when}: in the script's program")
+        return _Told(f"{self.settings.where}, {when}")
 
     def _reconcile(self) -> bool:
         """Hold exactly the shards that the roll call counted for this member. False if fewer are left: then there is
@@ -307,14 +316,15 @@ class Worker:
         exchange.submit_tail(encode_tail(word, self._complete_records(), size))
         result = exchange.finish(lambda: self.session.stopped_waiting(work.quorum))
         words, records, _ = open_tails(result.tails, work.step, work.owned, settings.where)
-        means = dict(zip(self._names or (), mean_metrics(records), strict=False))
+        means = dict(zip(self.names, mean_metrics(records), strict=False))
         return Exchanged(words, records, means, result.finite), result.buckets
 
     def _complete_records(self) -> list[ShardRecord]:
         """The records of all shards held, with their metrics as numbers."""
         for shard, raw in self._raw.items():
             if shard in self._records:
-                metrics = tuple(_number(name, raw[name], self.settings.where) for name in self._names or ())
+                where = f"{self.settings.where}, step {self.step}, shard {shard}"
+                metrics = tuple(_number(name, raw[name], where) for name in self.names)
                 self._records[shard] = replace(self._records[shard], metrics=metrics)
         self._raw.clear()
         return [self._records[shard] for shard in sorted(self._sums.have)]
@@ -359,19 +369,24 @@ class Worker:
 class _Told:
     """Says in which shard it was: what a program raises may come out where somebody waits for its results."""
 
-    def __init__(self, sentence: str) -> None:
-        self._sentence = sentence
+    def __init__(self, where: str) -> None:
+        self._where = where
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UsageError | CommunicatorError):
-            error.add_note(self._sentence)
+        if isinstance(error, UsageError):
+            raise UsageError(f"{self._where}: {error}") from None
+        if isinstance(error, Exception) and not isinstance(error, CommunicatorError):
+            error.add_note(f"{self._where}: in the script's program")
 
 
 def _number(name: str, value: Any, where: str) -> float:
     try:
-        return math.fsum([float(value)])
-    except (TypeError, ValueError):
-        raise UsageError(f"{where}: the metric {name} is not a number but {type(value).__name__}") from None
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    shape = f" of shape {list(value.shape)}" if isinstance(value, Array | np.ndarray) else ""
+    raise UsageError(f"{where}: the metric {name} is no number that can be averaged, but {said(value)}{shape}")

@@ -192,7 +192,7 @@ class Sameness:
         found = [each.decode() for each in self._gather(f"{name} {digest}".encode())]
         if len(set(found)) > 1:
             raise UsageError(
-                f"{self._where}: the processes of the group are about to run different programs ({', '.join(found)}): "
+                f"the processes of the group are about to run different programs ({', '.join(found)}): "
                 "they must trace the same functions with the same shapes and constants, in the same order"
             )
 

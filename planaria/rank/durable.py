@@ -52,7 +52,10 @@ def read_schedule(
         "every": _number("every", every, environ.get("PLANARIA_CHECKPOINT_EVERY"), EVERY),
         "keep": _number("keep", keep, environ.get("PLANARIA_CHECKPOINT_KEEP"), KEEP),
     }
-    return Schedule(Path(where).absolute(), **numbers) if where else None
+    try:
+        return Schedule(Path(where).absolute(), **numbers) if where else None
+    except TypeError:
+        raise UsageError(f"checkpoints: the directory must be a path, not {where!r}") from None
 
 
 def _number(name: str, given: int | None, text: str | None, default: int) -> int:

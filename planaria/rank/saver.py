@@ -143,7 +143,13 @@ class Saver(ABC):
             sys.stderr.flush()
 
     def _compare(
-        self, path: Path, seed: int, shards: int, there: tuple[tuple[str, str], ...], known: Callable[[str], bool]
+        self,
+        path: Path,
+        step: int,
+        seed: int,
+        shards: int,
+        there: tuple[tuple[str, str], ...],
+        known: Callable[[str], bool],
     ) -> None:
         """With what a checkpoint says of its job. Raises UsageError for another one's; tells what may change bits, but
         for the entries of the fingerprint that are ``known`` to be compared elsewhere."""
@@ -154,6 +160,11 @@ class Saver(ABC):
                     f"the checkpoint {path} is of another job: its {name} is {theirs}, here it is {here}; make them "
                     "alike, or give another directory"
                 )
+        if step > self._total:  # its state would be given out for that of the step that the script asks for
+            raise UsageError(
+                f"the checkpoint {path} is of a longer job: {step} steps are committed in it, and job.steps asks for "
+                f"{self._total}; ask for {step} or more, or give another directory"
+            )
         was = {key.removeprefix(SOFT): value for key, value in there}
         hard = {key: value for key, value in self.prints if not key.startswith(SOFT) and not known(key)}
         differ = [f"{key} ({was.get(key, 'absent')} there, {v} here)" for key, v in hard.items() if was.get(key) != v]

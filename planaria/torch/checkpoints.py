@@ -150,7 +150,7 @@ class Checkpoints(Saver):
         try:
             checkpoint = Checkpoint.read(path)
             there = checkpoint.fingerprint
-            self._compare(path, checkpoint.seed, checkpoint.shards, there, _COMPARED.__contains__)
+            self._compare(path, checkpoint.step, checkpoint.seed, checkpoint.shards, there, _COMPARED.__contains__)
             self._check(checkpoint)
             found = checkpoint.step, self._read(checkpoint)
         except UsageError:

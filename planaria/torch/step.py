@@ -33,7 +33,7 @@ class Step:
     @property
     def metrics(self) -> dict[str, float]:
         """Means over all shards of what was recorded, the same on every group; after ``batches`` has ended."""
-        return self._worker.metrics
+        return dict(self._worker.metrics)  # the script's own: what it adds is not part of the job
 
     @property
     def groups(self) -> tuple[int, ...]:

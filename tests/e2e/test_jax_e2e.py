@@ -84,6 +84,7 @@ def test_a_damaged_state_is_named_and_healed(tmp_path: Path) -> None:
         ("state", "['params']['extra']"),  # the path that differs
         ("version", "jax ("),
         ("program", "in program ("),
+        ("metrics", "metrics (loss there, accuracy here)"),  # else the mean of both would have one name here, one there
     ],
 )
 def test_bad_input(tmp_path: Path, odd: str, said: str) -> None:

@@ -44,11 +44,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 class Desk:
     """The checkpoints of one state, without a job around them."""
 
-    def __init__(self, tree: Any, directory: Path, *, keep: int = 3, seed: int = 1) -> None:
+    def __init__(self, tree: Any, directory: Path, *, keep: int = 3, seed: int = 1, total: int = 1000) -> None:
         self.state = State(tree, jax.devices()[0])
         self.told: list[Saved] = []
         self.checkpoints = Checkpoints(
-            Schedule(directory, 10, keep), read_settings(4, seed, None, None), SoleWorld(), self.state, 1000,
+            Schedule(directory, 10, keep), read_settings(4, seed, None, None), SoleWorld(), self.state, total,
             lambda: Member(0, 0), lambda payload: [payload], self.told.append, lambda: {"loss": 0.5},
         )  # fmt: skip
 
@@ -185,6 +185,15 @@ def test_another_job_is_refused(tmp_path: Path) -> None:
     Desk({"a": jnp.zeros(3)}, tmp_path).save(10)
     with pytest.raises(pj.UsageError, match="is of another job: its seed is 1, here it is 2"):
         Desk({"a": jnp.zeros(3)}, tmp_path, seed=2).checkpoints.resume()
+
+
+def test_a_state_of_more_steps_than_are_asked_for_is_no_result(tmp_path: Path) -> None:
+    Desk({"a": jnp.zeros(3)}, tmp_path).save(10)
+    fresh = Desk({"a": jnp.ones(3)}, tmp_path, total=9)
+    with pytest.raises(pj.UsageError, match=r"10 steps are committed in it, and job\.steps asks for 9"):
+        fresh.checkpoints.resume()
+    assert fresh.state.tree["a"].tolist() == [1, 1, 1]
+    assert Desk({"a": jnp.ones(3)}, tmp_path, total=10).checkpoints.resume() == (10, {"loss": 0.5})
 
 
 def flip(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import planaria.jax as pj
@@ -92,6 +93,17 @@ def test_an_exchange_that_is_complete_counts_whatever_comes_then(monkeypatch: py
         ({"grad": lambda: 7}, "step.grad was given an int as its function"),
         ({"update": 7}, "job.steps was given an int as its update"),
         ({"grad": lambda: lambda s, *_: (s["w"], s["w"])}, "metrics are a dict of scalars, not ArrayImpl"),
+        ({"grad": lambda: lambda s, *_: (s["w"], {("a", 1): 0})}, r"names of metrics are strings, not \('a', 1\)"),
+        (
+            {"grad": lambda: lambda s, *_: (s["w"], {"loss": s["w"]})},
+            r"step 0, shard 0: the metric loss is no number that can be averaged, but an ArrayImpl of shape \[3\]",
+        ),
+        ({"grad": lambda: lambda s, *_: (s["w"][:0], None)}, "without a number in it; there is nothing to train"),
+        ({"grad": lambda: jax.jit(grad, donate_argnums=0)}, "step.grad donates the state"),
+        ({"update": lambda s, g: {**s, "n": "x"}}, r"tried a step: the update makes state\['n'\] a str"),
+        ({"update": lambda s, g: {1: s["w"], "n": 0}}, "what the update returns is no pytree"),
+        ({"steps": 2.5}, "a whole number of steps, not 2.5"),
+        ({"steps": "3"}, "a whole number of steps, not '3'"),
         ({"grad": lambda: lambda s, b, _: (s["w"] * jnp.inf, None)}, "step 0: the gradient is not finite"),
     ],
 )
@@ -100,14 +112,79 @@ def test_what_is_refused(wrong: dict[str, Any], said: str) -> None:
         train(**wrong)
 
 
+def given(*shards: Any, metrics: Any = None) -> Any:
+    """A job whose script computes the gradients of its shards itself: those of one after the other."""
+    job, gradients = pj.init(shards=2), iter(shards)
+    for step in job.steps(2, {"w": jnp.zeros(3)}, lambda state, _: state):
+        for _ in step.shards():
+            step.add(next(gradients), metrics or {})
+    return step
+
+
+def deleted() -> jax.Array:
+    array = jnp.ones(3)
+    array.delete()
+    return array
+
+
+FIRST = {"w": jnp.ones(3)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"w": jnp.ones(4)}, r"at \['w'\] \(float32\[4\], and float32\[3\] before\)"),
+        ({"v": jnp.ones(3)}, r"at their structure: PyTreeDef\({'v': \*}\), and PyTreeDef\({'w': \*}\) before"),
+        ({"w": np.ones(3)}, r"the gradient at \['w'\] is a ndarray; gradients are arrays of JAX, given"),
+        ({"w": jnp.ones(3), 1: jnp.ones(3)}, "what was given as gradients is no pytree"),
+    ],
+)
+def test_one_shard_whose_gradients_are_not_like_the_others(wrong: Any, said: str) -> None:
+    with pytest.raises(pj.UsageError, match=f"group 0, step 0, shard 1: .*{said}"):
+        given(FIRST, FIRST, wrong)  # shard 0 twice: the first of them is tried
+
+
+def test_gradients_that_are_donated_before_they_are_given() -> None:
+    with pytest.raises(pj.UsageError, match="step 0, shard 0: the shard's gradients were deleted"):
+        given({"w": deleted()})
+
+
+def test_gradients_that_are_donated_too_early() -> None:
+    job, donate = pj.init(shards=2), jax.jit(lambda array: array + 1, donate_argnums=0)
+    step = next(job.steps(2, {"w": jnp.zeros(3)}, lambda state, _: state))
+    with pytest.raises(pj.UsageError, match="step 0, shard 0: the shard's gradients were deleted"):
+        for _ in step.shards():
+            step.add(FIRST | {"w": (array := jnp.ones(3))})
+            donate(array)
+
+
+def test_gradients_are_given_outside_of_jit() -> None:
+    step = next(pj.init(shards=2).steps(2, {"w": jnp.zeros(3)}, lambda state, _: state))
+    next(step.shards())
+    with pytest.raises(pj.UsageError, match=r"is a DynamicJaxprTracer; gradients are arrays of JAX, given outside"):
+        jax.jit(step.add)(FIRST)
+
+
+@pytest.mark.parametrize("value", ["1.5", None, 10**400, 1j, [1.0]])
+def test_what_no_metric_is(value: Any) -> None:
+    with pytest.raises(pj.UsageError, match="step 0, shard 0: the metric loss is no number that can be averaged, but "):
+        given(*[FIRST] * 5, metrics={"loss": value})
+
+
+def test_metrics_are_the_scripts_own() -> None:
+    step = given(*[FIRST] * 5, metrics={"loss": 1})
+    step.metrics["rate"] = jnp.ones(())  # of which no peer could be told
+    assert step.metrics == {"loss": 1.0}
+
+
 def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANARIA_BUDDY", "2")
     with pytest.raises(pj.UsageError, match="--buddy"):
         pj.init()
 
 
-@pytest.mark.parametrize("seed", [2**63, 2**64, -1])
-def test_a_seed_of_which_no_key_is_made(seed: int) -> None:
+@pytest.mark.parametrize("seed", [2**63, 2**64, -1, "x", str(2**63)])
+def test_a_seed_of_which_no_key_is_made(seed: Any) -> None:
     with pytest.raises(pj.UsageError, match="seed must be"):
         pj.init(seed=seed)
 

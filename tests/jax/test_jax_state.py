@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from planaria.errors import ProtocolError, UsageError
 from planaria.jax.state import MOST_ENTRIES, State
@@ -58,6 +58,39 @@ def test_there_and_back() -> None:
     assert jax.tree.structure(ours.tree) == jax.tree.structure(theirs.tree)
     assert [leaf.sharding for leaf in ours.leaves] == [leaf.sharding for leaf in theirs.leaves]
     assert jax.random.uniform(ours.tree["key"]) == jax.random.uniform(theirs.tree["key"])
+
+
+def test_what_lies_in_host_memory_stays_there() -> None:
+    mesh = jax.make_mesh((2,), ("a",), devices=jax.devices()[:2])
+
+    def offloaded(value: float) -> State:
+        spread = NamedSharding(mesh, PartitionSpec("a"), memory_kind="pinned_host")
+        return State({"m": jax.device_put(jnp.full(4, value), spread), "w": jnp.full(2, value)}, jax.devices()[0])
+
+    def alone(value: float) -> State:
+        host = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+        return State({"m": jax.device_put(jnp.full(4, value), host), "w": jnp.full(2, value)}, jax.devices()[0])
+
+    for make in (offloaded, alone):
+        theirs, ours = make(3.0), make(1.0)
+        header, tensors = theirs.capture(None)
+        ours.restore(header, sent(tensors))
+        assert ours.digest() == theirs.digest()
+        assert [leaf.sharding for leaf in ours.leaves] == ours.shardings == theirs.shardings
+        assert [each.memory_kind for each in ours.shardings] == ["pinned_host", "device"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.float8_e4m3, jnp.float32])
+@pytest.mark.parametrize("memory", ["pinned_host", "device"])
+def test_gradients_are_exchanged_on_the_device_whatever_is_first(dtype: Any, memory: str) -> None:
+    device = jax.devices("cuda")[0]
+    first = jax.device_put(jnp.ones(3, dtype), SingleDeviceSharding(device, memory_kind=memory))
+    theirs, ours = (State({"a": first * scale, "w": jnp.ones(2)}, device) for scale in (jnp.asarray(1, dtype), 0))
+    assert ours.device.type == "cuda"
+    ours.restore(*(lambda header, tensors: (header, sent(tensors)))(*theirs.capture(None)))
+    assert ours.digest() == theirs.digest()
 
 
 def test_neither_a_healing_nor_a_step_compiles_anything() -> None:
@@ -121,6 +154,12 @@ def test_a_large_state_is_described_in_few_entries() -> None:
     assert [name for name in told if told[name] != other[name]] == ["state['layers'][5]"]
 
 
+def deleted() -> jax.Array:
+    array = jnp.ones(3)
+    array.delete()
+    return array
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
@@ -129,6 +168,12 @@ def test_a_large_state_is_described_in_few_entries() -> None:
         ({}, "a state with arrays in it"),
         ({"n": 2**40}, r"state\['n'\] is the number 1099511627776, of which JAX makes no array"),
         ({"n": np.array(["a"])}, r"state\['n'\] is the <U1 array"),
+        ({"n": np.int64(2**40)}, r"state\['n'\] is the number 1099511627776, of which JAX makes no array"),
+        ({"n": np.array([2**32 + 1, 0])}, r"state\['n'\] is the int64 array, of which JAX makes no array"),
+        ({"n": np.uint64(2**63)}, r"state\['n'\] is the number 9223372036854775808, of which"),
+        ({"n": np.zeros(2, jax.dtypes.float0)}, r"state\['n'\] is the .*float0.* array, of which"),
+        ({"n": deleted()}, r"state\['n'\] was deleted"),
+        ({1: np.ones(2), "n": np.ones(2)}, "the state is no pytree"),
     ],
 )
 def test_what_no_state_is(tree: Any, said: str) -> None:

@@ -57,13 +57,17 @@ class Thing:
             facts=self.facts,
         )
 
-    def checkpoints(self, directory: Path, every: int = 10, keep: int = 3, seed: int = 0, shards: int = 4) -> Desk:
+    def checkpoints(
+        self, directory: Path, every: int = 10, keep: int = 3, seed: int = 0, shards: int = 4, total: int = 1000
+    ) -> Desk:
         settings = read_settings(shards, seed, None, None, {"PLANARIA_JOB": "test"})
         told: list[Saved] = []
         prints = fingerprint(self.state, settings, BITS)
         schedule, world = Schedule(directory, every, keep), GroupWorld(0, 1, torch.device("cpu"), None, "here")
         tell, beat = told.append, lambda: None
-        made = Checkpoints(schedule, settings, world, self.state, 1000, lambda: settings.born, world.gather, tell, beat)
+        made = Checkpoints(
+            schedule, settings, world, self.state, total, lambda: settings.born, world.gather, tell, beat
+        )
         made.prints = prints
         return Desk(made, told)
 

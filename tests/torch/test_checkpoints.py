@@ -134,10 +134,11 @@ def test_another_model_or_optimizer(tmp_path: Path, made: Callable[[], Thing], w
     refused(made(), tmp_path, f"the checkpoint {tmp_path}/step-00000010 does not fit", *words)
 
 
-def test_another_seed_or_number_of_shards(tmp_path: Path) -> None:
+def test_another_seed_number_of_shards_or_fewer_steps(tmp_path: Path) -> None:
     Thing().checkpoints(tmp_path).save(10)
     refused(Thing(), tmp_path, "step-00000010", "its seed is 0, here it is 7", seed=7)
     refused(Thing(), tmp_path, "its number of shards is 4, here it is 8", shards=8)
+    refused(Thing(), tmp_path, "10 steps are committed in it, and job.steps asks for 9", total=9)
 
 
 def test_other_conditions_are_told_and_no_obstacle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,3 +336,9 @@ def test_the_command_line_s_directory_and_the_script_s_numbers_count() -> None:
 def test_numbers_that_cannot_be(every: Any, keep: Any) -> None:
     with pytest.raises(UsageError, match="must be a whole number of at least 1"):
         read_schedule("/s", every, keep, {})
+
+
+def test_a_directory_that_is_no_path() -> None:
+    directory: Any = 5
+    with pytest.raises(UsageError, match="the directory must be a path, not 5"):
+        read_schedule(directory, None, None, {})
