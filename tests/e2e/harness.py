@@ -148,9 +148,10 @@ class Run:
 
     # --- afterwards ------------------------------------------------------------------------------------------
 
-    def end(self) -> int:
-        """Let the run come to its own end, and wait for it; its exit code."""
-        self._release.touch()
+    def end(self, *others: Run) -> int:
+        """Let the run, and ``others`` of the same job, come to their own end, and wait for this one; its exit code."""
+        for each in (self, *others):
+            each._release.touch()
         deadline = time.monotonic() + self._patience
         while (code := self._run.poll()) is None:
             self.watch.poll()

@@ -101,7 +101,7 @@ def test_a_checkpoint_of_which_nobody_lived_to_tell(tmp_path: Path, quiet: Quiet
         for group in (0, 1):
             runs[group % agents].signal(group)
         for run in runs:
-            assert run.end() == 0, run.log()
+            assert run.end(*runs) == 0, run.log()
             assert not run.events("saved")[0]["text"].startswith("group 0 (incarnation 0)")
             assert run.events("resume")
         assert set().union(*(run.digests() for run in runs)) == {quiet(*args)}
@@ -126,7 +126,7 @@ def test_all_agents_are_killed_and_started_again(tmp_path: Path, quiet: Quiet) -
                         run._run._process.kill()
                     continue
                 for run in runs:
-                    assert run.end() == 0, run.log()
+                    assert run.end(*runs) == 0, run.log()
                     assert run.digests() == {quiet(*args)}
                     (journal,) = run.directory.glob("rg*/i*/metrics.jsonl")
                     assert journal.parent.name != "i0", "a new incarnation"
@@ -152,7 +152,7 @@ def test_two_agents_that_do_not_see_the_same_directory(tmp_path: Path, quiet: Qu
         for group in (1, 0):
             runs[group].signal(group)
         for run in runs:
-            assert run.end() == 0, run.log()
+            assert run.end(*runs) == 0, run.log()
             (told,) = run.events("unshared")
             assert "group 1" in told["text"] and "sees step 0, but there is a checkpoint of step" in told["text"]
             assert run.digests() == {quiet(*args)}

@@ -124,8 +124,7 @@ def test_ranks_on_two_nodes(tmp_path: Path, unhurt: Callable[[str], str]) -> Non
             os.kill(pid, signal.SIGKILL)
         near.incarnation(1, 2)
         near.settled(2, beyond=near.watch.step)
-        (far.directory / "release").touch()
-        assert (near.end(), far.end()) == (0, 0), near.log() + far.log()
+        assert (near.end(far), far.end()) == (0, 0), near.log() + far.log()
         assert near.digests() == {unhurt("fsdp")}, near.log()
     held.close()
 

@@ -40,8 +40,7 @@ def test_a_drained_node_is_left_for_a_standby_of_another(tmp_path: Path, quiet: 
             left.settled(1, beyond=right.watch.step)
             right.settled(2, beyond=left.watch.step)
             assert not right.events("lost") and not right.events("trouble"), "a planned change breaks nothing"
-            (left.directory / "release").touch()
-            assert right.end() == 0, right.log()
+            assert right.end(left) == 0, right.log()
             assert left.end() == 0, left.log()
             assert left.digests() == right.digests() == {quiet(*LONG)}
 

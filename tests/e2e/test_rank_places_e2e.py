@@ -172,8 +172,7 @@ def test_a_node_of_a_group_is_lost(tmp_path: Path, digest: str, address: str, bo
             after = pids(run, 1, 1, groups=1)
             assert after == {**before, 1: warm(run, 1, at=2 if borrows else 0)}, run.log()
             other.settled(1, beyond=run.watch.step)
-            (other.directory / "release").touch()
-            assert (run.end(), other.end()) == (0, 0), run.log()
+            assert (run.end(other), other.end()) == (0, 0), run.log()
             assert run.digests() == other.digests() == {digest}, run.log()
     if borrows:
         assert (tmp_path / "returned").read_text() == "2\n", run.log()
