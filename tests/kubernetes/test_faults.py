@@ -75,6 +75,12 @@ class Place:
         found: dict[str, Any] = self.server.objects[JOBS_PATH, name].get("status") or {}
         return found
 
+    async def renewal(self) -> None:
+        """Of the operators' Lease, by one that works from then on if it did not."""
+        at = lambda: self.server.objects[LEASES.path("n"), NAME]["spec"]["renewTime"]  # noqa: E731
+        before = at()
+        await self.until(lambda: at() != before, "a renewal")
+
     async def until(self, met: Callable[[], Any], what: str) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
@@ -305,8 +311,10 @@ async def test_a_lease_is_kept_through_refusals_and_given_up_when_nobody_answers
         place.proxy.refused = 0.2
         await asyncio.sleep(4.0)
         changes = place.server.objects[lease]["spec"]["leaseTransitions"]
-        place.proxy.refused, place.proxy.down = 0.0, True
-        caplog.clear()  # among so many refusals it may have been given up before
+        place.proxy.refused = 0.0
+        await place.renewal()  # among so many refusals it may have been given up, and is taken again now
+        caplog.clear()
+        place.proxy.down = True
         await place.until(lambda: "another one may work" in caplog.text, "the end of its work")
         stolen = place.server.objects[lease]
         stolen["spec"] |= {"holderIdentity": "another", "leaseDurationSeconds": 2}
@@ -317,6 +325,38 @@ async def test_a_lease_is_kept_through_refusals_and_given_up_when_nobody_answers
         assert not place.running("j"), "another operator works"
         await place.until(lambda: place.running("j") == ["j-rg0-1"], "work after the other one's Lease lapsed")
         assert place.server.objects[lease]["spec"]["leaseTransitions"] > changes
+
+
+class Annotated(SmallApi):
+    """The Lease is written by others too, who have nothing to do with it."""
+
+    others = 0  # writes that come between a look at it and its renewal
+
+    async def _answer(
+        self, method: str, path: str, asked: dict[str, str], body: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        if method == "PUT" and path == LEASES.path("n", NAME) and self.others:
+            self.others -= 1
+            found = self.objects[LEASES.path("n"), NAME]
+            await self.put(LEASES.path("n"), {**found, "metadata": {**found["metadata"], "annotations": {"x": "y"}}})
+        return await super()._answer(method, path, asked, body)
+
+
+async def test_a_lease_that_others_annotate_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(place: Place) -> None:
+        await operate(place.access, "n", False, 6.0, check)
+
+    place = Place(3)
+    place.server = server = Annotated()
+    async with place.operated(run):
+        await place.submit("j", 1)
+        await place.until(lambda: place.running("j"), "work")
+        server.others = 1
+        await place.until(lambda: not server.others, "a write that comes between")
+        await place.renewal()
+        await place.renewal()
+        assert "works now" not in caplog.text and "another one may work" not in caplog.text
+        assert server.objects[LEASES.path("n"), NAME]["spec"]["leaseTransitions"] == 1
 
 
 @pytest.mark.k8s

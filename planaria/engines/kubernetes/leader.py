@@ -105,9 +105,14 @@ class Leader:
             else:
                 await self._api.create(LEASES, self._namespace, found)
         except ApiError as error:
-            if error.status == 409:
-                return "another one"
-            raise
+            if error.status != 409:
+                raise
+            # Somebody has written it since it was read: perhaps another operator, perhaps people who annotate it.
+            now = await self._api.get(LEASES, self._namespace, NAME)
+            holder = str((now.get("spec") or {}).get("holderIdentity") or "")
+            if holder in ("", self._me):
+                raise
+            return holder
         return ""
 
     def _lapsed(self, found: Object) -> bool:
