@@ -31,6 +31,7 @@ from planaria.core.messages import QuorumId
 from planaria.errors import PlanariaError, UsageError
 from planaria.exchange.healing import BLOCK_BYTES, Range
 from planaria.rank.settings import Settings
+from planaria.rank.stuck import ended
 from planaria.torch.state import ProtectedState, tensor_specs
 from planaria.torch.world import GroupWorld
 from planaria.wire.page import Copies, ProgressPage
@@ -198,6 +199,8 @@ class Buddies:
             dist.all_gather(flags, torch.full((1,), whole, dtype=torch.uint8), group=self._group)
         except RuntimeError:
             return  # a rank is lost: what is here by now counts when all that are left have said what they have
+        if threading.current_thread() is not self._thread:
+            return  # it was given up
         if all(bool(flag) for flag in flags):
             self._keep(key)
             self._show(Copies.WHOLE)
@@ -222,9 +225,10 @@ class Buddies:
 
     def wait(self) -> None:
         """Until no copy is under way. Before connections are renewed that were cut, or else the thread would go on with
-        the new ones."""
+        the new ones. One that is stuck in an operation of the old ones will not, and is left alone (see `rank.stuck`):
+        to wait for it would cost the state of which the copies are."""
         if self._thread is not None:
-            self._thread.join()
+            ended(self._thread)
             self._thread = None
 
     def meet(self) -> Key | None:

@@ -152,9 +152,11 @@ class Worker:
                 self._give_up()
                 if self._pipelines is not None:
                     self._pipelines.rewind()
-                for beside in (self.checkpoints, self.buddies):
-                    if beside is not None:
-                        beside.wait()
+                if self.checkpoints is not None:
+                    with self.session.during(Phase.LOADING):  # which may take long, and is no hang
+                        self.checkpoints.wait()
+                if self.buddies is not None:
+                    self.buddies.wait()
                 self.seconds_per_shard = 0.0  # nothing that decides who does what may differ from what a new rank knows
                 self.session.rejoin()
 

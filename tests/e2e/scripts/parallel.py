@@ -129,7 +129,7 @@ for step in job.steps(args.steps + rank if odd == "steps" else args.steps):
         raise torch.OutOfMemoryError("out of memory: tried to allocate more than there is")
     with step.guard() if args.guard else contextlib.nullcontext():
         for x, y in step.batches(data):
-            while odd == "hangs" and rank == 1 and step.index == 9 and os.environ.get("PLANARIA_INCARNATION") == "0":
+            while odd == "hangs" and rank == 1 and step.index == 40 and os.environ.get("PLANARIA_INCARNATION") == "0":
                 time.sleep(1)
             x, y = x.to(job.device), y.to(job.device)
             if schedule is None:
