@@ -195,6 +195,8 @@ def main() -> int:
     args = p.parse_args()
     if min(args.minutes, args.every, args.sample) <= 0 or args.groups < 2:
         raise UsageError("--minutes, --every and --sample must be more than 0, and --groups at least 2")
+    if args.dir and args.dir.exists() and any(args.dir.iterdir()):
+        raise UsageError(f"{args.dir} is not empty: what an earlier run left there would be taken for this one's")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for number in (signal.SIGINT, signal.SIGTERM):  # however it is ended, also in the background of a script
         signal.signal(number, signal.default_int_handler)

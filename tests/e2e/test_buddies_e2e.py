@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from planaria.chaos.watch import Life
+from planaria.core.messages import Member
 from tests.e2e.harness import Run
 from tests.e2e.layouts import LAYOUTS, start
 
@@ -19,12 +21,18 @@ pytestmark = pytest.mark.e2e
 
 def at_work(run: Run, incarnation: int, ranks: int, groups: int = 1) -> dict[tuple[int, int], int]:
     """The pids of all ranks by (group, rank), when they have committed steps since they were all there."""
-    for group in range(groups):
-        run.incarnation(group, incarnation)
-    lives = run.watch.newest()
-    run.until(lambda: all(len(life.processes) == ranks for life in lives), "all of their ranks")
-    since = time.monotonic_ns()
-    run.until(lambda: all(sum(c.at_ns > since for c in life.commits) >= 2 for life in lives), "steps")
+    since: dict[Member, int] = {}
+
+    def met() -> list[Life] | None:
+        # Two ranks that were killed one after the other may have made two lives.
+        lives = [life for life in run.watch.newest() if life.member.incarnation >= incarnation]
+        if len(lives) < groups or any(len(life.processes) != ranks for life in lives):
+            return None
+        began = [since.setdefault(life.member, time.monotonic_ns()) for life in lives]
+        made = [sum(c.at_ns > at for c in life.commits) for life, at in zip(lives, began, strict=True)]
+        return lives if min(made) >= 2 else None
+
+    lives: list[Life] = run.until(met, f"steps of incarnation {incarnation} of {groups} groups, with all ranks")
     return {(life.member.group, rank): process.pid for life in lives for rank, process in life.processes.items()}
 
 
